@@ -1,0 +1,1 @@
+"""Reinforcement learning of coding agents where they really work."""

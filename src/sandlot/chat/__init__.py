@@ -1,0 +1,1 @@
+"""Messages ⇄ token ids: rendering, continuity, and parsing of what the model wrote."""

@@ -1,0 +1,115 @@
+"""What a wire protocol does for the gateway: translate a request in, frame an answer out, shape errors.
+
+A wire is stateless and does no I/O: bytes and plain objects only. The gateway sends `head` at once, `keepalive`
+while the engine works, and `tail` when the turn is recorded; a client that did not ask for a stream gets `body`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from sandlot.chat.messages import Message, Reply, Tool
+
+ErrorKind = Literal[
+    "invalid_request",  # 400: malformed JSON or a field that cannot be understood
+    "context_overflow",  # 400: worded so that the agent compacts
+    "authentication",  # 401: unknown key
+    "budget",  # 403: a limit of the session is spent, or the session is sealed: stop, do not retry
+    "not_found",  # 404
+    "too_large",  # 413: body over the cap
+    "overloaded",  # 529 / 503: the engine failed; retry
+]
+
+
+class WireError(Exception):
+    """An error to be told to the agent. The text names cause and cure in one sentence."""
+
+    def __init__(self, kind: ErrorKind, message: str) -> None:
+        super().__init__(message)
+        self.kind: ErrorKind = kind
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """One agent request in canonical form.
+
+    Tool results that follow an assistant message stand in the order of its calls. `branch` is what the headers or
+    body say of whose conversation this is (`main`, `subagent:<id>`, `side` when no tools are offered).
+    `marked_retry`: the client says it sends this again. `max_tokens` is the agent's wish, None if it has none.
+    """
+
+    messages: tuple[Message, ...]
+    tools: tuple[Tool, ...]
+    model: str
+    stream: bool
+    max_tokens: int | None = None
+    branch: str = "main"
+    marked_retry: bool = False
+    include_usage: bool = True
+
+
+@dataclass(frozen=True)
+class Head:
+    """What is known before sampling: `id` and `created` (unix seconds) of the answer, tokens of the prompt."""
+
+    id: str
+    model: str
+    prompt_tokens: int
+    created: int
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A recorded turn to be told to the agent.
+
+    `call_ids[i]` is the minted id of `reply.calls[i]`; `signature` the minted mark of the turn, put wherever the wire
+    can carry one back (a thinking signature). `finish`: `stop`, `tool_calls` or `length`.
+    """
+
+    head: Head
+    reply: Reply
+    call_ids: tuple[str, ...]
+    signature: str
+    finish: Literal["stop", "tool_calls", "length"]
+    output_tokens: int
+
+
+class Wire(Protocol):
+    """One protocol."""
+
+    name: str
+    call_prefix: str
+    """How minted tool-call ids start: `toolu_` or `call_`."""
+
+    def parse(self, body: Any, headers: Mapping[str, str]) -> ChatRequest:
+        """Canonical form of a decoded JSON body. Header names are lower-case. `WireError` when it makes no sense.
+
+        Unknown fields, block types and tool types are accepted: what cannot be rendered becomes a note in its place.
+        """
+        ...
+
+    def body(self, answer: Answer) -> bytes:
+        """The whole JSON answer."""
+        ...
+
+    def head(self, head: Head, request: ChatRequest) -> bytes:
+        """First bytes of a stream."""
+        ...
+
+    def keepalive(self, head: Head) -> bytes:
+        """A protocol-native no-op event."""
+        ...
+
+    def tail(self, answer: Answer, request: ChatRequest) -> bytes:
+        """All remaining events of a stream, the terminal one last."""
+        ...
+
+    def error(self, error: WireError) -> tuple[int, bytes]:
+        """HTTP status and JSON body in the dialect's shape."""
+        ...
+
+    def error_event(self, error: WireError) -> bytes:
+        """The same inside a stream that has begun."""
+        ...

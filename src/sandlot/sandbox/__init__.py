@@ -1,0 +1,31 @@
+"""The Sandbox protocol, and one backend per file."""
+
+from sandlot.registry import Registry
+from sandlot.sandbox.base import (
+    AGENT_USER,
+    Check,
+    ExecResult,
+    Layer,
+    Limits,
+    Process,
+    Sandbox,
+    SandboxBackend,
+    SandboxSpec,
+    Snapshot,
+)
+
+SANDBOXES = Registry("sandlot.sandboxes", {"local": "sandlot.sandbox.local:LocalBackend"})
+
+__all__ = [
+    "AGENT_USER",
+    "SANDBOXES",
+    "Check",
+    "ExecResult",
+    "Layer",
+    "Limits",
+    "Process",
+    "Sandbox",
+    "SandboxBackend",
+    "SandboxSpec",
+    "Snapshot",
+]
