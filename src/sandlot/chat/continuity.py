@@ -1,0 +1,158 @@
+"""Which turn of a session a request continues, decided before the engine is asked.
+
+Every request is walked once from its first message. A running key stands for the history so far: it starts from the
+offered tools, a foreign message folds its digest into it, and one of the session's own turns folds in that turn's
+id. A turn is found again by what the gateway minted (tool-call ids, signatures) or, where the wire carries
+nothing back, by its text among the turns that were sampled under exactly this key. So every open branch (the
+agent, its sub-agents, side calls, a compacted history) finds its own turn, whatever order they come in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from sandlot.chat.messages import CallStatus, Message, Tool, canonical_json, digest, tools_digest
+
+
+@dataclass(frozen=True)
+class Match:
+    """How a request relates to the session.
+
+    `turn` is the last own turn in its history (None: there is none), `new` the messages after that turn. `key` stands
+    for the whole request: equal keys are the same question under the same history. `fork` says why the request is no
+    plain continuation, with the first difference; it is empty for the first request of a session.
+    """
+
+    turn: str | None
+    new: tuple[Message, ...]
+    key: bytes
+    fork: str = ""
+    path: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Own:
+    """A recorded turn: the key it was sampled under, the key after it, and what the agent was told."""
+
+    id: str
+    key: bytes
+    after: bytes
+    told: Message
+    statuses: tuple[CallStatus, ...]
+
+
+@dataclass
+class Continuity:
+    """The open branches of one session. Not thread-safe: the gateway calls it on its event loop."""
+
+    _own: dict[str, _Own] = field(default_factory=dict)
+    _marks: dict[str, str] = field(default_factory=dict)
+    _under: dict[bytes, list[str]] = field(default_factory=dict)
+    _known: dict[bytes, str] = field(default_factory=dict)
+    _continued: set[str] = field(default_factory=set)
+
+    def match(self, messages: Sequence[Message], tools: tuple[Tool, ...]) -> Match:
+        """Find the turn that `messages` continue. Linear in the request, no side effects."""
+        key = digest("tools", tools_digest(tools))
+        path = [key]
+        found: tuple[str, int] | None = None
+        edits: list[str] = []
+        for i, message in enumerate(messages):
+            own = self._find(message, key, i, edits) if message.role == "assistant" else None
+            if own is not None:
+                key, found = own.after, (own.id, i)
+            else:
+                key = digest(key, message.digest)
+            path.append(key)
+        turn, at = found if found else (None, -1)
+        new = tuple(messages[at + 1 :])
+        fork = self._fork_reason(turn, new, messages, path, edits)
+        return Match(turn, new, key, fork, tuple(path))
+
+    def record(
+        self, match: Match, turn_id: str, told: Message, marks: Iterable[str], statuses: Sequence[CallStatus] = ()
+    ) -> None:
+        """Remember a turn sampled for `match`. `told` is the assistant message as the agent was told it."""
+        own = _Own(turn_id, match.key, digest(match.key, "turn", turn_id), told, tuple(statuses))
+        self._own[turn_id] = own
+        self._under.setdefault(match.key, []).append(turn_id)
+        for mark in marks:
+            self._marks[mark] = turn_id
+        for key in match.path:
+            self._known.setdefault(key, turn_id)
+        self._known.setdefault(own.after, turn_id)
+        if match.turn is not None:
+            self._continued.add(match.turn)
+
+    def sampled_under(self, key: bytes) -> Sequence[str]:
+        """Turns sampled for exactly this request, oldest first."""
+        return self._under.get(key, ())
+
+    def continued(self, turn_id: str) -> bool:
+        """Whether a later turn builds on this one: then the agent evidently received it."""
+        return turn_id in self._continued
+
+    def told(self, turn_id: str) -> Message:
+        """The assistant message of a turn as the agent was told it."""
+        return self._own[turn_id].told
+
+    def _find(self, message: Message, key: bytes, index: int, edits: list[str]) -> _Own | None:
+        marked = {self._marks[m] for m in message.marks if m in self._marks}
+        if len(marked) > 1:
+            edits.append(f"message {index} joins pieces of {len(marked)} turns")
+            return None
+        if marked:
+            own = self._own[marked.pop()]
+            if own.key != key:
+                return None  # the history before it was edited: `_fork_reason` names the first difference
+            if difference := _edited(message, own):
+                edits.append(f"message {index}: {difference} of turn {own.id}")
+                return None
+            return own
+        for turn_id in reversed(self._under.get(key, ())):
+            own = self._own[turn_id]
+            if _edited(message, own) is None:
+                return own
+        return None
+
+    def _fork_reason(
+        self,
+        turn: str | None,
+        new: tuple[Message, ...],
+        messages: Sequence[Message],
+        path: list[bytes],
+        edits: list[str],
+    ) -> str:
+        if not self._own or (
+            turn is not None and turn not in self._continued and not any(m.role == "assistant" for m in new)
+        ):
+            return ""
+        if edits:
+            return edits[0]
+        if path[0] not in self._known:
+            return "other tools are offered"
+        at = next((i for i, key in enumerate(path[1:]) if key not in self._known), None)
+        if at is None:
+            return "the same history again"
+        message = messages[at]
+        excerpt = " ".join(message.text.split())[:80]
+        return f"message {at} ({message.role}) differs: {excerpt!r}"
+
+
+def _edited(message: Message, own: _Own) -> str | None:
+    """What of a turn the client changed in meaning, or None. Whitespace, key order and lost reasoning are no change."""
+    told = own.told
+    if message.text.split() != told.text.split():
+        return "edited text"
+    if len(message.tool_calls) != len(told.tool_calls):
+        return "added or removed calls"
+    statuses = own.statuses or ("ok",) * len(told.tool_calls)
+    for sent, came, status in zip(told.tool_calls, message.tool_calls, statuses, strict=True):
+        if status != "ok":
+            continue  # clients rewrite calls they could not run in ways of their own
+        if sent.name != came.name:
+            return "renamed call"
+        if canonical_json(sent.arguments) != canonical_json(came.arguments):
+            return "edited arguments"
+    return None

@@ -1,0 +1,180 @@
+"""The control side over HTTP: another port, another key, unreachable from sandboxes."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from sandlot.engine.base import SamplingParams
+from sandlot.errors import AuditError, ConfigError
+from sandlot.gateway.limits import SessionLimits
+from sandlot.trajectory.store import sample_record
+
+if TYPE_CHECKING:
+    from sandlot.gateway.gateway import Gateway
+    from sandlot.gateway.session import Session
+
+T = TypeVar("T", bound=BaseModel)
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class _Sampling(_Strict):
+    temperature: float = Field(1.0, ge=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = -1
+    max_tokens: int | None = Field(None, gt=0)
+    seed: int | None = None
+
+
+class _Limits(_Strict):
+    turns: int | None = Field(None, gt=0)
+    tokens: int | None = Field(None, gt=0)
+    wall_clock: float | None = Field(None, gt=0)
+    concurrent: int = Field(16, gt=0)
+
+
+class _Open(_Strict):
+    session_id: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
+    sampling: _Sampling | None = None
+    max_context_tokens: int | None = Field(None, gt=0)
+    limits: _Limits | None = None
+    metadata: dict[str, Any] = {}
+
+
+class _Finish(_Strict):
+    reward: float | None = Field(None, ge=0, le=1, allow_inf_nan=False)
+    group_id: str = ""
+    metadata: dict[str, Any] = {}
+
+
+class _Resume(_Strict):
+    weight_version: str | None = None
+
+
+def control_app(gateway: Gateway, admin_key: str, base_url: Callable[[], str]) -> web.Application:
+    """The control application. `base_url` is where agents reach the gateway."""
+    control = _Control(gateway, base_url)
+    app = web.Application(middlewares=[_errors, _authorized(admin_key)])
+    app.router.add_post("/control/sessions", control.open)
+    app.router.add_get("/control/sessions/{id}", control.state)
+    app.router.add_post("/control/sessions/{id}/finish", control.finish)
+    app.router.add_delete("/control/sessions/{id}", control.delete)
+    app.router.add_post("/control/pause", control.pause)
+    app.router.add_post("/control/resume", control.resume)
+    app.router.add_get("/healthz", control.health)
+    app.router.add_get("/metrics", control.metrics)
+    return app
+
+
+class _Control:
+    def __init__(self, gateway: Gateway, base_url: Callable[[], str]) -> None:
+        self._gateway = gateway
+        self._base_url = base_url
+
+    async def open(self, request: web.Request) -> web.StreamResponse:
+        body = await _body(request, _Open)
+        opened = self._gateway.open(
+            body.session_id,
+            sampling=SamplingParams(**body.sampling.model_dump()) if body.sampling else None,
+            max_context=body.max_context_tokens,
+            limits=SessionLimits(**body.limits.model_dump()) if body.limits else None,
+            metadata=body.metadata,
+        )
+        answer = {"session_id": opened.session.id, "api_key": opened.api_key, "base_url": self._base_url()}
+        return _json(answer, status=201)
+
+    async def state(self, request: web.Request) -> web.StreamResponse:
+        return _json(session_state(self._gateway.session(request.match_info["id"])))
+
+    async def finish(self, request: web.Request) -> web.StreamResponse:
+        body = await _body(request, _Finish)
+        finished = await self._gateway.finish(
+            request.match_info["id"], reward=body.reward, group_id=body.group_id, metadata=body.metadata
+        )
+        samples = [sample_record(sample) for sample in finished.samples]
+        return _json({"samples": samples, "audit": finished.report.as_dict()})
+
+    async def delete(self, request: web.Request) -> web.StreamResponse:
+        await self._gateway.delete(request.match_info["id"])
+        return web.Response(status=204)
+
+    async def pause(self, request: web.Request) -> web.StreamResponse:
+        await self._gateway.pause()
+        return _json({"paused": True})
+
+    async def resume(self, request: web.Request) -> web.StreamResponse:
+        body = await _body(request, _Resume)
+        self._gateway.resume(body.weight_version)
+        return _json({"paused": False, "weight_version": self._gateway.weight_version})
+
+    async def health(self, request: web.Request) -> web.StreamResponse:
+        return _json({"status": "ok", "sessions": len(self._gateway.sessions), "paused": self._gateway.paused})
+
+    async def metrics(self, request: web.Request) -> web.StreamResponse:
+        return web.Response(body=self._gateway.metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4"})
+
+
+def session_state(session: Session) -> dict[str, Any]:
+    """What the control side tells of a session."""
+    counters = session.counters
+    return {
+        "session_id": session.id,
+        "state": "sealed" if session.sealed else "open",
+        "turns": counters.turns,
+        "sampled_tokens": counters.sampled_tokens,
+        "prompt_tokens": counters.prompt_tokens,
+        "joined": counters.joined,
+        "replayed": counters.replayed,
+        "abandoned": counters.abandoned,
+        "calls": dict(counters.calls),
+        "forks": [{"turn": turn, "reason": reason} for turn, reason in session.forks],
+        "stopped_by": counters.stopped_by,
+        "engine_error": counters.engine_error,
+        "metadata": session.metadata,
+    }
+
+
+def _authorized(admin_key: str) -> Any:
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path != "/healthz":
+            given = request.headers.get("Authorization", "")
+            if not hmac.compare_digest(given.encode(), f"Bearer {admin_key}".encode()):
+                return _json({"error": "the control side needs its admin key as a bearer token"}, status=401)
+        return await handler(request)
+
+    return check
+
+
+@web.middleware
+async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except ConfigError as error:
+        return _json({"error": str(error)}, status=404 if "there is no session" in str(error) else 409)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "body"
+        return _json({"error": f"{where}: {first['msg']}"}, status=400)
+    except msgspec.DecodeError as error:
+        return _json({"error": f"the body is no JSON: {error}"}, status=400)
+    except AuditError as error:
+        return _json({"error": str(error)}, status=500)
+
+
+async def _body(request: web.Request, model: type[T]) -> T:
+    raw = await request.read()
+    return model.model_validate(msgspec.json.decode(raw) if raw.strip() else {})
+
+
+def _json(value: Any, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")

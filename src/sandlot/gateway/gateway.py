@@ -1,0 +1,270 @@
+"""The gateway: many sessions, one policy; opened and finished by the control side, used by the agents."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import secrets
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+from aiohttp import web
+
+from sandlot.engine.base import SamplingParams
+from sandlot.errors import ConfigError
+from sandlot.gateway.limits import GatewayLimits, SessionLimits
+from sandlot.gateway.metrics import Metrics
+from sandlot.gateway.server import agent_app, key_digest
+from sandlot.gateway.session import Policy, Recorder, Session
+from sandlot.trajectory.audit import AuditReport, audit
+from sandlot.trajectory.sample import Sample
+from sandlot.trajectory.samples import linearize
+from sandlot.trajectory.turn import Turn
+
+RecorderFactory = Callable[[str, Mapping[str, Any]], Recorder]
+"""Session id and header (metadata, sampling, limits, model) → where its turns are kept."""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A session as its opener gets it. The key is told here only."""
+
+    session: Session
+    api_key: str
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The samples of a sealed session, and the proof that came with them."""
+
+    samples: list[Sample]
+    report: AuditReport
+
+
+class NoRecorder:
+    """Keeps nothing: for sessions whose samples are taken from memory at `finish`."""
+
+    def turn(self, turn: Turn) -> None: ...
+
+    def delivered(self, turn_id: str) -> None: ...
+
+    def event(self, kind: str, detail: Mapping[str, Any]) -> None: ...
+
+    def sealed(self, detail: Mapping[str, Any]) -> None: ...
+
+
+class Gateway:
+    """Serves agents on any number of sockets. One event loop; use as an async context manager."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        limits: GatewayLimits | None = None,
+        session_limits: SessionLimits | None = None,
+        recorder: RecorderFactory | None = None,
+    ) -> None:
+        self.policy = policy
+        self.limits = limits or GatewayLimits()
+        self.session_limits = session_limits or SessionLimits()
+        self.started = time.time()
+        self.weight_version = "0"
+        self.metrics = Metrics(self)
+        self.sessions: dict[str, Session] = {}
+        self._recorder = recorder or (lambda session_id, header: NoRecorder())
+        self._keys: dict[bytes, Session] = {}
+        self._finished: dict[str, Finished] = {}
+        self._running = asyncio.Event()
+        self._running.set()
+        self._active = 0
+        self._drained = asyncio.Event()
+        self._drained.set()
+        self._runners: list[web.AppRunner] = []
+        self._threads = ThreadPoolExecutor(max_workers=8, thread_name_prefix="sandlot-gateway")
+
+    # -- sessions -----------------------------------------------------------------------------------------------
+
+    def open(
+        self,
+        session_id: str | None = None,
+        *,
+        sampling: SamplingParams | None = None,
+        max_context: int | None = None,
+        limits: SessionLimits | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Opened:
+        """Open a session. Raises `ConfigError` when the id is taken or the gateway is full."""
+        session_id = session_id or secrets.token_hex(12)
+        if session_id in self.sessions:
+            raise ConfigError(
+                f"a session called {session_id!r} exists already; finish and delete it, or choose another id"
+            )
+        if len(self.sessions) >= self.limits.sessions:
+            raise ConfigError(f"the gateway has {self.limits.sessions} sessions open; finish and delete some first")
+        policy = replace(
+            self.policy,
+            sampling=sampling or self.policy.sampling,
+            max_context=min(max_context or self.policy.max_context, self.policy.max_context),
+        )
+        policy = replace(
+            policy,
+            sampling=replace(
+                policy.sampling,
+                stop_token_ids=tuple(dict.fromkeys((*policy.format.stop_token_ids, *policy.sampling.stop_token_ids))),
+            ),
+        )
+        header = {
+            "session_id": session_id,
+            "model": policy.model,
+            "sampling": policy.sampling.as_dict(),
+            "logprobs_mode": policy.logprobs_mode,
+            "max_context": policy.max_context,
+            "metadata": dict(metadata or {}),
+        }
+        session = Session(
+            session_id,
+            policy,
+            self._recorder(session_id, header),
+            limits=limits or self.session_limits,
+            metadata=metadata,
+            gate=self._gate,
+            in_thread=self._in_thread,
+        )
+        api_key = f"sk-sandlot-{secrets.token_urlsafe(32)}"
+        self.sessions[session_id] = session
+        self._keys[key_digest(api_key)] = session
+        return Opened(session, api_key)
+
+    def session(self, session_id: str) -> Session:
+        """The session called this; `ConfigError` when there is none."""
+        if session_id not in self.sessions:
+            raise ConfigError(f"there is no session called {session_id!r}")
+        return self.sessions[session_id]
+
+    def session_of_key(self, api_key: str) -> Session | None:
+        """The session this secret opens, or None. Unknown keys never make one."""
+        return self._keys.get(key_digest(api_key))
+
+    async def finish(
+        self,
+        session_id: str,
+        *,
+        reward: float | None = None,
+        episode_id: str | None = None,
+        group_id: str = "",
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Finished:
+        """Seal the session and give its audited samples. Idempotent: the first answer is kept.
+
+        Raises `AuditError` when a sample does not prove what it claims; nothing leaves then.
+        """
+        if session_id in self._finished:
+            return self._finished[session_id]
+        session = self.session(session_id)
+        await session.seal(self.limits.drain)
+        if session_id in self._finished:  # a second finish came while the first was sealing
+            return self._finished[session_id]
+        turns = session.recorded_turns()
+        merged = {**session.metadata, **(metadata or {})}
+        samples = await self._in_thread(
+            functools.partial(
+                linearize,
+                turns,
+                episode_id=episode_id or session_id,
+                group_id=group_id,
+                reward=reward,
+                metadata=merged,
+            )
+        )
+        report: AuditReport = await self._in_thread(audit, turns, samples)
+        report.raise_for_violations()
+        finished = self._finished.setdefault(session_id, Finished(samples, report))
+        await session.record_seal({"reward": reward, "metadata": dict(metadata or {})})
+        return finished
+
+    async def delete(self, session_id: str) -> None:
+        """Forget a session and its key. What is in flight is aborted."""
+        session = self.session(session_id)
+        await session.seal(self.limits.drain)
+        self.metrics.forget(session_id)
+        self.sessions.pop(session_id, None)
+        self._finished.pop(session_id, None)
+        self._keys = {key: other for key, other in self._keys.items() if other is not session}
+
+    # -- weight updates -----------------------------------------------------------------------------------------
+
+    async def pause(self) -> None:
+        """Hold back new engine calls and wait until the ones under way are done."""
+        self._running.clear()
+        await self._drained.wait()
+
+    def resume(self, weight_version: str | None = None) -> None:
+        """Let calls go on; turns from now on carry `weight_version` where the engine names none."""
+        if weight_version is not None:
+            self.weight_version = weight_version
+        self._running.set()
+
+    @property
+    def paused(self) -> bool:
+        return not self._running.is_set()
+
+    @contextlib.asynccontextmanager
+    async def _gate(self) -> AsyncIterator[str]:
+        """Around each engine call: waits while paused, gives the weight version in force."""
+        await self._running.wait()
+        self._active += 1
+        self._drained.clear()
+        try:
+            yield self.weight_version
+        finally:
+            self._active -= 1
+            if self._active == 0:
+                self._drained.set()
+
+    # -- sockets ------------------------------------------------------------------------------------------------
+
+    async def serve(self, host: str = "127.0.0.1", port: int = 0) -> int:
+        """Serve all sessions on a TCP port; the port in use."""
+        runner = await self._run(agent_app(self))
+        site = web.TCPSite(runner, host, port)
+        await site.start()
+        return int(runner.addresses[0][1])
+
+    async def serve_socket(self, sock: socket.socket, session: Session) -> web.AppRunner:
+        """Serve one session on a listening socket handed out of its sandbox. `cleanup()` the runner to stop."""
+        runner = await self._run(agent_app(self, bound=session))
+        await web.SockSite(runner, sock).start()
+        return runner
+
+    async def serve_app(self, app: web.Application, host: str, port: int) -> int:
+        """Serve another application of the gateway (the control side); the port in use."""
+        runner = await self._run(app)
+        await web.TCPSite(runner, host, port).start()
+        return int(runner.addresses[0][1])
+
+    async def _run(self, app: web.Application) -> web.AppRunner:
+        # Handlers are cancelled when their client goes, which is how an abandoned call is noticed.
+        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=2.0)
+        await runner.setup()
+        self._runners.append(runner)
+        return runner
+
+    async def _in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
+
+    async def close(self) -> None:
+        """Seal every session, stop serving."""
+        await asyncio.gather(*(session.seal(self.limits.drain) for session in self.sessions.values()))
+        await asyncio.gather(*(runner.cleanup() for runner in self._runners))
+        self._threads.shutdown(wait=True)
+
+    async def __aenter__(self) -> Gateway:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()

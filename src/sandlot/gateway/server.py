@@ -1,0 +1,161 @@
+"""The agent side over HTTP: every wire on one port, told apart by path, one secret per session."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+from aiohttp import web
+
+from sandlot.gateway.session import Call, Session, Told
+from sandlot.gateway.wire import WIRES, ChatRequest, Head, Wire, WireError, wire_for
+
+if TYPE_CHECKING:
+    from sandlot.gateway.gateway import Gateway
+
+log = logging.getLogger(__name__)
+
+GATEWAY = web.AppKey("gateway", object)
+BOUND: web.AppKey[Session] = web.AppKey("bound", Session)
+_JSON = "application/json"
+
+
+def key_digest(api_key: str) -> bytes:
+    """What keys are looked up by, so that a comparison tells nothing by its time."""
+    return hashlib.sha256(api_key.encode("utf-8", "surrogatepass")).digest()
+
+
+def agent_app(gateway: Gateway, bound: Session | None = None) -> web.Application:
+    """The application agents talk to. With `bound`, it serves one session only: its socket belongs to a sandbox."""
+    app = web.Application(client_max_size=gateway.limits.body_bytes)
+    handler = _Handler(gateway, bound)
+    for wire in WIRES:
+        for path in wire.paths:
+            app.router.add_post(path, handler.serving(wire))
+    app.router.add_post("/v1/messages/count_tokens", handler.count_tokens)
+    app.router.add_get("/v1/models", handler.models)
+    app.router.add_get("/", handler.alive)
+    app.router.add_route("*", "/{rest:.*}", handler.unknown)
+    return app
+
+
+class _Handler:
+    def __init__(self, gateway: Gateway, bound: Session | None) -> None:
+        self._gateway = gateway
+        self._bound = bound
+
+    def serving(self, wire: Wire) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            try:
+                session = self._session(request)
+                asked = await self._parse(wire, request)
+                if asked.stream:
+                    return await self._stream(wire, session, asked, request)
+                told = await self._turn(session, asked, wire)
+            except WireError as error:
+                return _refused(wire, error)
+            response = web.Response(body=wire.body(told.answer), content_type=_JSON)
+            await response.prepare(request)
+            await response.write_eof()
+            await session.delivered(told.turn_id)
+            return response
+
+        return handle
+
+    async def count_tokens(self, request: web.Request) -> web.StreamResponse:
+        wire = wire_for("/v1/messages")
+        try:
+            session = self._session(request)
+            count = await session.count_tokens(await self._parse(wire, request))
+        except WireError as error:
+            return _refused(wire, error)
+        return web.Response(body=msgspec.json.encode({"input_tokens": count}), content_type=_JSON)
+
+    async def models(self, request: web.Request) -> web.StreamResponse:
+        try:
+            self._session(request)
+        except WireError as error:
+            return _refused(wire_for("/v1/chat/completions"), error)
+        created = int(self._gateway.started)
+        entry = {"id": self._gateway.policy.model, "object": "model", "created": created, "owned_by": "sandlot"}
+        return web.Response(body=msgspec.json.encode({"object": "list", "data": [entry]}), content_type=_JSON)
+
+    async def alive(self, request: web.Request) -> web.StreamResponse:
+        return web.Response(text="sandlot gateway\n")
+
+    async def unknown(self, request: web.Request) -> web.StreamResponse:
+        wire = wire_for("/v1/messages" if "anthropic-version" in request.headers else "/v1/chat/completions")
+        return _refused(wire, WireError("not_found", f"there is no {request.method} {request.path} here"))
+
+    def _session(self, request: web.Request) -> Session:
+        bearer = request.headers.get("Authorization", "")
+        key = request.headers.get("x-api-key") or (bearer[7:] if bearer[:7].lower() == "bearer " else "")
+        session = self._gateway.session_of_key(key)
+        if session is None or (self._bound is not None and session is not self._bound):
+            raise WireError("authentication", "this API key opens no session here")
+        return session
+
+    async def _parse(self, wire: Wire, request: web.Request) -> ChatRequest:
+        try:
+            raw = await request.read()
+        except web.HTTPRequestEntityTooLarge as error:
+            cap = self._gateway.limits.body_bytes
+            raise WireError("too_large", f"the request body is larger than {cap} bytes") from error
+        try:
+            body = msgspec.json.decode(raw)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise WireError("invalid_request", f"the request body is no JSON: {error}") from error
+        return wire.parse(body, {name.lower(): value for name, value in request.headers.items()})
+
+    async def _turn(self, session: Session, asked: ChatRequest, wire: Wire) -> Told:
+        call = session.call(asked, wire.call_prefix)
+        if isinstance(call, Told):
+            return call
+        with call:
+            return await call.result()
+
+    async def _stream(
+        self, wire: Wire, session: Session, asked: ChatRequest, request: web.Request
+    ) -> web.StreamResponse:
+        call = session.call(asked, wire.call_prefix)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        if isinstance(call, Told):
+            await response.prepare(request)
+            await response.write(wire.head(call.answer.head, asked) + wire.tail(call.answer, asked))
+            await response.write_eof()
+            await session.delivered(call.turn_id)
+            return response
+        with call:
+            head = await call.ready()
+            with contextlib.suppress(TimeoutError):  # a fast failure still gets a true HTTP status
+                await asyncio.wait_for(call.result(), self._gateway.limits.grace)
+            await response.prepare(request)
+            await response.write(wire.head(head, asked))
+            try:
+                told = await self._kept_alive(call, head, wire, response)
+            except WireError as error:
+                await response.write(wire.error_event(error))
+                await response.write_eof()
+                return response
+            await response.write(wire.tail(told.answer, asked))
+            await response.write_eof()
+        await session.delivered(told.turn_id)
+        return response
+
+    async def _kept_alive(self, call: Call, head: Head, wire: Wire, response: web.StreamResponse) -> Told:
+        while True:
+            try:
+                return await asyncio.wait_for(call.result(), self._gateway.limits.keepalive)
+            except TimeoutError:
+                await response.write(wire.keepalive(head))
+
+
+def _refused(wire: Wire, error: WireError) -> web.Response:
+    status, body = wire.error(error)
+    headers = {"x-should-retry": "true" if error.kind == "overloaded" else "false"}
+    return web.Response(status=status, body=body, content_type=_JSON, headers=headers)
