@@ -80,6 +80,8 @@ class Wire(Protocol):
     """One protocol."""
 
     name: str
+    paths: tuple[str, ...]
+    """Where requests are posted, as route patterns."""
     call_prefix: str
     """How minted tool-call ids start: `toolu_` or `call_`."""
 

@@ -1,0 +1,258 @@
+"""The Anthropic Messages protocol.
+
+Canonical form: one message becomes its tool results, in call order, then its text. A system message stands where it
+is sent, also in the midst of `messages`. Only the telemetry line at the very top of the system prompt is left out: it
+differs from conversation to conversation and says nothing to the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sandlot.chat.messages import Message, ParsedCall, Tool, ToolCall
+from sandlot.gateway.wire.base import Answer, ChatRequest, ErrorKind, Head, WireError
+from sandlot.gateway.wire.canon import (
+    Transcript,
+    arguments_of,
+    block_text,
+    blocks_of,
+    branch_of,
+    invalid,
+    is_retry,
+    join_text,
+    limit_of,
+    messages_of,
+    object_of,
+    string,
+    text_of,
+    visible,
+)
+from sandlot.gateway.wire.framing import arguments_text, encode, event, sent
+
+_BILLING = "x-anthropic-billing-header:"
+_UNPARSED = "__unparsedToolInput"
+_STOP_REASON = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
+_ERRORS: dict[ErrorKind, tuple[int, str]] = {
+    "invalid_request": (400, "invalid_request_error"),
+    "context_overflow": (400, "invalid_request_error"),
+    "authentication": (401, "authentication_error"),
+    "budget": (403, "permission_error"),
+    "not_found": (404, "not_found_error"),
+    "too_large": (413, "request_too_large"),
+    "overloaded": (529, "overloaded_error"),
+}
+
+
+class AnthropicWire:
+    """`POST /v1/messages`, and the bodies of `/v1/messages/count_tokens`."""
+
+    name = "anthropic"
+    paths = ("/v1/messages",)
+    call_prefix = "toolu_"
+
+    def parse(self, body: Any, headers: Mapping[str, str]) -> ChatRequest:
+        """Canonical form of a Messages (or count_tokens) request."""
+        body = object_of(body)
+        tools = _tools(body.get("tools"))
+        return ChatRequest(
+            messages=_messages(body),
+            tools=tools,
+            model=string(body.get("model")),
+            stream=body.get("stream") is True,
+            max_tokens=limit_of(body, "max_tokens"),
+            branch=branch_of(headers, tools),
+            marked_retry=is_retry(headers),
+        )
+
+    def body(self, answer: Answer) -> bytes:
+        """The whole message."""
+        out = sent(answer)
+        blocks: list[dict[str, Any]] = []
+        if answer.reply.reasoning:
+            blocks.append({"type": "thinking", "thinking": answer.reply.reasoning, "signature": answer.signature})
+        if answer.reply.text:
+            blocks.append({"type": "text", "text": answer.reply.text})
+        blocks += [_tool_use(call_id, call, _input(call)) for call_id, call in out.calls]
+        message = _message(answer.head, blocks, answer.output_tokens)
+        return encode(message | {"stop_reason": _STOP_REASON[out.finish]})
+
+    def head(self, head: Head, request: ChatRequest) -> bytes:
+        """`message_start` and a first ping."""
+        return event({"type": "message_start", "message": _message(head, [], 0)}, "message_start") + self.keepalive(
+            head
+        )
+
+    def keepalive(self, head: Head) -> bytes:
+        """A ping, which every client skips."""
+        return event({"type": "ping"}, "ping")
+
+    def tail(self, answer: Answer, request: ChatRequest) -> bytes:
+        """The content blocks, each closed before the next begins, then the end of the message."""
+        out = sent(answer)
+        blocks: list[tuple[dict[str, Any], list[dict[str, Any]]]] = []
+        if thinking := answer.reply.reasoning:
+            deltas: list[dict[str, Any]] = [
+                {"type": "thinking_delta", "thinking": thinking},
+                {"type": "signature_delta", "signature": answer.signature},
+            ]
+            blocks.append(({"type": "thinking", "thinking": "", "signature": ""}, deltas))
+        if text := answer.reply.text:
+            blocks.append(({"type": "text", "text": ""}, [{"type": "text_delta", "text": text}]))
+        for call_id, call in out.calls:
+            # Arguments travel as deltas only: clients ignore `input` in the start event. Raw text that is no object
+            # goes out as it is, so that the agent makes its own error of it.
+            deltas = [{"type": "input_json_delta", "partial_json": arguments_text(call)}]
+            blocks.append((_tool_use(call_id, call, {}), deltas))
+        frames: list[bytes] = []
+        for index, (block, deltas) in enumerate(blocks):
+            frames.append(_event("content_block_start", index=index, content_block=block))
+            frames += [_event("content_block_delta", index=index, delta=delta) for delta in deltas]
+            frames.append(_event("content_block_stop", index=index))
+        end = {"stop_reason": _STOP_REASON[out.finish], "stop_sequence": None}
+        frames.append(_event("message_delta", delta=end, usage=_usage(answer.head, answer.output_tokens)))
+        frames.append(_event("message_stop"))
+        return b"".join(frames)
+
+    def error(self, error: WireError) -> tuple[int, bytes]:
+        """Status and body. 403 is the one that makes the agent stop at once; 529 and nothing else makes it retry."""
+        return _ERRORS[error.kind][0], encode(_error(error))
+
+    def error_event(self, error: WireError) -> bytes:
+        """The error inside a stream."""
+        return event(_error(error), "error")
+
+    def count_body(self, tokens: int) -> bytes:
+        """The answer of `count_tokens`."""
+        return encode({"input_tokens": tokens})
+
+
+def _messages(body: Mapping[str, Any]) -> tuple[Message, ...]:
+    transcript = Transcript()
+    if system := _system(body.get("system")):
+        transcript.add(Message("system", system))
+    for where, message in messages_of(body):
+        role, content = message.get("role"), message.get("content")
+        if role == "user":
+            _add_user(transcript, content, where)
+        elif role == "assistant":
+            transcript.add(_assistant(content, where))
+        elif role in ("system", "developer"):
+            transcript.add(Message("system", text_of(content, f"{where}.content")))
+        else:
+            raise invalid(f"{where}.role", f"{role!r} is unknown; it must be user, assistant or system")
+    return transcript.done()
+
+
+def _system(content: Any) -> str:
+    """The system prompt without the telemetry line at its top."""
+    texts = [block_text(b, f"system.{i}") for i, b in enumerate(blocks_of(content, "system"))]
+    if texts and texts[0].startswith(_BILLING):
+        texts[0] = texts[0].partition("\n")[2]
+    return join_text(texts)
+
+
+def _add_user(transcript: Transcript, content: Any, where: str) -> None:
+    texts: list[str] = []
+    results = 0
+    for i, block in enumerate(blocks_of(content, f"{where}.content")):
+        place = f"{where}.content.{i}"
+        if not isinstance(block, dict) or block.get("type") != "tool_result":
+            texts.append(block_text(block, place))
+            continue
+        if not (call_id := string(block.get("tool_use_id"))):
+            raise invalid(f"{place}.tool_use_id", "a tool result must name its call by id")
+        text = text_of(block.get("content"), f"{place}.content")
+        transcript.result(place, call_id, text, is_error=block.get("is_error") is True)
+        results += 1
+    text = join_text(texts)
+    if text or not results:
+        transcript.add(Message("user", text))
+
+
+def _assistant(content: Any, where: str) -> Message:
+    """One assistant message; where its text stands between thoughts and calls does not count."""
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[ToolCall] = []
+    marks: list[str] = []
+    for i, block in enumerate(blocks_of(content, f"{where}.content")):
+        place = f"{where}.content.{i}"
+        kind = block.get("type") if isinstance(block, dict) else None
+        if kind == "thinking":
+            thoughts.append(string(block.get("thinking")))
+            marks.append(string(block.get("signature")))
+        elif kind == "redacted_thinking":
+            continue  # nothing of it can be read
+        elif kind == "tool_use":
+            call = ToolCall(string(block.get("name")), _arguments(block.get("input")), string(block.get("id")))
+            calls.append(call)
+            marks.append(call.id)
+        else:
+            texts.append(visible(block_text(block, place)))
+    return Message(
+        "assistant", join_text(texts), join_text(thoughts), tuple(calls), marks=tuple(mark for mark in marks if mark)
+    )
+
+
+def _arguments(value: Any) -> dict[str, Any] | str:
+    """Input of a call; the marked wrapper around arguments that are no object gives the raw text back."""
+    if isinstance(value, dict) and value.keys() == {_UNPARSED}:
+        wrapped = value[_UNPARSED]
+        if isinstance(wrapped, dict) and isinstance(raw := wrapped.get("raw"), str):
+            return raw
+    return arguments_of(value)
+
+
+def _tools(tools: Any) -> tuple[Tool, ...]:
+    """The tools a model can be shown: all that come with a schema. The vendor's own server tools have none."""
+    if tools is None:
+        return ()
+    if not isinstance(tools, list):
+        raise invalid("tools", "it must be a list")
+    return tuple(
+        Tool(name, string(tool.get("description")), tool["input_schema"])
+        for tool in tools
+        if isinstance(tool, dict) and (name := string(tool.get("name"))) and isinstance(tool.get("input_schema"), dict)
+    )
+
+
+def _input(call: ParsedCall) -> dict[str, Any]:
+    """Arguments as the object that this protocol wants; raw text goes into a wrapper that says so."""
+    if isinstance(call.arguments, dict):
+        return call.arguments
+    return {_UNPARSED: {"raw": call.arguments, "len": len(call.arguments)}}
+
+
+def _tool_use(call_id: str, call: ParsedCall, arguments: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "tool_use", "id": call_id, "name": call.name, "input": arguments}
+
+
+def _message(head: Head, content: list[dict[str, Any]], output_tokens: int) -> dict[str, Any]:
+    return {
+        "id": head.id,
+        "type": "message",
+        "role": "assistant",
+        "model": head.model,
+        "content": content,
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": _usage(head, output_tokens),
+    }
+
+
+def _usage(head: Head, output_tokens: int) -> dict[str, int]:
+    return {
+        "input_tokens": head.prompt_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": 0,
+        "output_tokens": output_tokens,
+    }
+
+
+def _event(kind: str, **fields: Any) -> bytes:
+    return event({"type": kind, **fields}, kind)
+
+
+def _error(error: WireError) -> dict[str, Any]:
+    return {"type": "error", "error": {"type": _ERRORS[error.kind][1], "message": str(error)}}

@@ -1,0 +1,205 @@
+"""What the wires share on the way in: text of content, arguments of calls, results in call order.
+
+The canonical form, on every wire:
+- Text blocks of one message are joined by one newline and empty ones left out, so a string, a list of one block
+  and the same list with cache marks are one message. Text that is only whitespace is no text in an assistant message.
+- What is no text (an image, an unknown block) becomes a note in its place; nothing unknown is refused.
+- Arguments that are a JSON object are a dict, however they were written; `""` and null mean `{}`; anything else
+  (`null` as text, `[1]`, broken JSON) stays the raw text.
+- A message that carries nothing else is kept with empty text, whether its content was `""`, null, absent or `[]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from sandlot.chat.messages import Message, Tool, ToolCall, canonical_json
+from sandlot.gateway.wire.base import WireError
+
+
+def invalid(where: str, problem: str) -> WireError:
+    """The error for a field that cannot be understood: `where` names it, `problem` says what is wrong and the cure."""
+    return WireError("invalid_request", f"{where}: {problem}")
+
+
+def note(kind: str) -> str:
+    """The text that stands for a block which cannot be rendered."""
+    return f"[{kind} left out: this model reads text only]"
+
+
+def join_text(parts: Iterable[str]) -> str:
+    """Text of several blocks of one message."""
+    return "\n".join(p for p in parts if p)
+
+
+def blocks_of(content: Any, where: str) -> Sequence[Any]:
+    """Content as a list of blocks: a string is one text block, null is none."""
+    if content is None:
+        return ()
+    if isinstance(content, str | dict):
+        return (content,)
+    if isinstance(content, list):
+        return content
+    raise invalid(where, "content must be a string or a list of blocks")
+
+
+def block_text(block: Any, where: str) -> str:
+    """Text of one block that is no call and no result."""
+    if isinstance(block, str):
+        return block
+    if not isinstance(block, dict):
+        raise invalid(where, "a content block must be an object with a type")
+    kind = kind_of(block)
+    if isinstance(text := block.get("text"), str):
+        return text
+    if kind == "text":
+        return ""
+    if isinstance(refusal := block.get("refusal"), str):
+        return refusal
+    source = block.get("source")
+    if kind == "document" and isinstance(source, dict) and source.get("type") == "text":
+        return string(source.get("data"))
+    return note(kind)
+
+
+def text_of(content: Any, where: str) -> str:
+    """Text of a string, a list of blocks or null."""
+    if isinstance(content, str):
+        return content
+    return join_text(block_text(b, f"{where}.{i}") for i, b in enumerate(blocks_of(content, where)))
+
+
+def kind_of(block: Mapping[str, Any]) -> str:
+    """The type of a block, or a word for a block that does not say."""
+    return string(block.get("type")) or "block"
+
+
+def visible(text: str) -> str:
+    """An assistant's text; whitespace alone is none, because most clients drop it when they replay."""
+    return text if text.strip() else ""
+
+
+def string(value: Any) -> str:
+    """A string field that may be absent or of another type."""
+    return value if isinstance(value, str) else ""
+
+
+def arguments_of(value: Any) -> dict[str, Any] | str:
+    """Arguments of a call in canonical form, from an object or from its JSON text."""
+    if isinstance(value, dict):
+        return value
+    if value is None:
+        return {}
+    if not isinstance(value, str):
+        return canonical_json(value)
+    if not value.strip():
+        return {}
+    try:
+        parsed = msgspec.json.decode(value)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return value
+    return parsed if isinstance(parsed, dict) else value
+
+
+def object_of(body: Any) -> dict[str, Any]:
+    """The request body, which must be an object."""
+    if not isinstance(body, dict):
+        raise invalid("body", "it must be a JSON object")
+    return body
+
+
+def messages_of(body: Mapping[str, Any]) -> Iterable[tuple[str, dict[str, Any]]]:
+    """The messages of a request, each with the name of its place."""
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise invalid("messages", "it must be a list of at least one message")
+    for i, message in enumerate(messages):
+        if not isinstance(message, dict):
+            raise invalid(f"messages.{i}", "a message must be an object with role and content")
+        yield f"messages.{i}", message
+
+
+def limit_of(body: Mapping[str, Any], *names: str) -> int | None:
+    """The first of these fields that is set, as a positive number of tokens."""
+    for name in names:
+        value = body.get(name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise invalid(name, "it must be a positive whole number of tokens")
+        return value
+    return None
+
+
+def is_retry(headers: Mapping[str, str]) -> bool:
+    """Whether the official SDKs say that they send this request again."""
+    count = headers.get("x-stainless-retry-count", "")
+    return count.isdecimal() and int(count) > 0
+
+
+def branch_of(headers: Mapping[str, str], tools: Sequence[Tool]) -> str:
+    """Whose conversation this is, as far as the client says: a label for people, never what continuity rests on."""
+    if agent := headers.get("x-claude-code-agent-id"):
+        return f"subagent:{agent}"
+    if parent := headers.get("x-parent-session-id"):
+        return f"subagent:{headers.get('x-session-id') or parent}"
+    return "main" if tools else "side"
+
+
+class Transcript:
+    """Builds the canonical messages: pairs each tool result with its call and puts results into call order.
+
+    Clients send the results of parallel calls in the order in which they ended; templates that show no ids would
+    then let the model read the answers swapped. So each unbroken run of results is sorted by the place of its calls.
+    """
+
+    def __init__(self) -> None:
+        self._messages: list[Message] = []
+        self._run: list[tuple[int, Message]] = []
+        self._place: dict[str, tuple[int, ToolCall]] = {}
+        self._open: list[tuple[int, ToolCall]] = []
+        self._count = 0
+
+    def add(self, message: Message) -> None:
+        """Append a message that is no tool result."""
+        self._end_run()
+        self._messages.append(message)
+        if message.role != "assistant":
+            return
+        self._open = []
+        for call in message.tool_calls:
+            self._open.append((self._count, call))
+            if call.id:
+                self._place[call.id] = (self._count, call)
+            self._count += 1
+
+    def result(self, where: str, call_id: str, text: str, *, name: str = "", is_error: bool = False) -> None:
+        """Append the result of an earlier call, which is found by its id or, where the dialect has none, by `name`."""
+        place, call = self._pair(where, call_id, name)
+        message = Message("tool", text, tool_call_id=call.id, tool_name=call.name, is_error=is_error)
+        self._run.append((place, message))
+
+    def done(self) -> tuple[Message, ...]:
+        """All messages."""
+        self._end_run()
+        return tuple(self._messages)
+
+    def _pair(self, where: str, call_id: str, name: str) -> tuple[int, ToolCall]:
+        for i, (place, call) in enumerate(self._open):
+            if call.id == call_id if call_id else name in ("", call.name):
+                del self._open[i]
+                return place, call
+        if call_id in self._place:
+            return self._place[call_id]
+        if call_id:
+            raise invalid(where, f"this is the result of call {call_id!r}, but no earlier assistant message makes it")
+        raise invalid(where, "a tool result must name its call by id")
+
+    def _end_run(self) -> None:
+        if self._run:
+            self._run.sort(key=lambda entry: entry[0])
+            self._messages.extend(message for _, message in self._run)
+            self._run = []

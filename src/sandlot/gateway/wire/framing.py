@@ -1,0 +1,58 @@
+"""What the wires share on the way out: JSON bytes, server-sent events, and what of a turn the agent is told."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from sandlot.chat.messages import CallStatus, ParsedCall
+from sandlot.gateway.wire.base import Answer
+
+UNSENT: frozenset[CallStatus] = frozenset({"unclosed", "missing_name"})
+"""Calls that never go out as calls: nobody could run them, or a client would run half of one.
+
+All others are passed on, the broken ones too: the agent's own error must come back to the policy, in training as in
+evaluation.
+"""
+
+Finish = Literal["stop", "tool_calls", "length"]
+
+
+@dataclass(frozen=True)
+class Sent:
+    """The calls a wire sends, each with its id, and why the turn ended. Text and reasoning go out as they are."""
+
+    calls: tuple[tuple[str, ParsedCall], ...]
+    finish: Finish
+
+
+def sent(answer: Answer) -> Sent:
+    """What of an answer goes out. A cut turn ends with `length`, even if the engine itself said that it stopped."""
+    pairs = zip(answer.call_ids, answer.reply.calls, strict=True)
+    calls = tuple((i, c) for i, c in pairs if c.status not in UNSENT)
+    unclosed = any(c.status == "unclosed" for c in answer.reply.calls)
+    if answer.finish == "length" or answer.reply.truncated or unclosed:
+        return Sent(calls, "length")
+    return Sent(calls, "tool_calls" if calls else "stop")
+
+
+def arguments_text(call: ParsedCall) -> str:
+    """Arguments as JSON text; what is no object goes out as the raw text that the model wrote."""
+    return call.arguments if isinstance(call.arguments, str) else encode(call.arguments).decode()
+
+
+def encode(value: Any) -> bytes:
+    """JSON bytes. Lone surrogates and huge numbers, which a model can write as escapes, go out as they came."""
+    try:
+        return msgspec.json.encode(value)
+    except (UnicodeError, OverflowError):
+        return json.dumps(value, separators=(",", ":")).encode()
+
+
+def event(data: Any, name: str = "") -> bytes:
+    """One server-sent event."""
+    head = f"event: {name}\n".encode() if name else b""
+    return head + b"data: " + encode(data) + b"\n\n"
