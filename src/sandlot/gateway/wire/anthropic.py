@@ -48,7 +48,7 @@ class AnthropicWire:
     """`POST /v1/messages`, and the bodies of `/v1/messages/count_tokens`."""
 
     name = "anthropic"
-    paths = ("/v1/messages",)
+    paths: tuple[str, ...] = ("/v1/messages",)
     call_prefix = "toolu_"
 
     def parse(self, body: Any, headers: Mapping[str, str]) -> ChatRequest:

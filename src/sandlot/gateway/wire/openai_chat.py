@@ -48,7 +48,7 @@ class ChatWire:
     """`POST /v1/chat/completions`."""
 
     name = "chat"
-    paths = ("/v1/chat/completions", "/chat/completions")
+    paths: tuple[str, ...] = ("/v1/chat/completions", "/chat/completions")
     call_prefix = "call_"
 
     def parse(self, body: Any, headers: Mapping[str, str]) -> ChatRequest:
