@@ -267,7 +267,7 @@ class Session:
         fmt = self.policy.format
         if match.turn is not None and fmt.can_extend:
             before = self.tree.ids(match.turn)
-            output = self.tree.turn(match.turn).output_ids.tolist()
+            output = self.tree[match.turn].output_ids.tolist()
             names = self._call_names(match.turn)
             new = ids_array(await self._in_thread(fmt.extend, output, names, match.new, request.tools))
             return np.concatenate([before, new]), new
@@ -289,7 +289,7 @@ class Session:
         turn = Turn(
             id=turn_id,
             parent=match.turn if extends else None,
-            shared=self.tree.turn(match.turn).length if extends and match.turn is not None else 0,
+            shared=self.tree[match.turn].length if extends and match.turn is not None else 0,
             new_ids=asked.new_ids,
             output_ids=ids_array(output),
             logprobs=np.asarray(generation.logprobs, dtype=np.float64),

@@ -1,0 +1,124 @@
+"""What a running rollout shows people: a live table on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Protocol, Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from sandlot.rollout.outcome import EpisodeResult
+
+STYLES: Mapping[str, str] = {"solved": "green", "failed": "yellow", "ungraded": "red"}
+
+
+class Progress(Protocol):
+    """Told by the rollout what happens; must not block."""
+
+    def phase(self, episode_id: str, phase: str) -> None: ...
+
+    def turn(self, episode_id: str, turns: int, tokens: int) -> None: ...
+
+    def done(self, result: EpisodeResult) -> None: ...
+
+
+class Silent:
+    """Shows nothing."""
+
+    def phase(self, episode_id: str, phase: str) -> None: ...
+
+    def turn(self, episode_id: str, turns: int, tokens: int) -> None: ...
+
+    def done(self, result: EpisodeResult) -> None: ...
+
+
+class LiveTable:
+    """Running episodes with their phase, counts of the finished ones, and a bar."""
+
+    def __init__(self, console: Console, total: int, done: int = 0) -> None:
+        self._console = console
+        self._total = total
+        self._done = done
+        self._states = dict.fromkeys(STYLES, 0)
+        self._running: dict[str, tuple[float, str]] = {}
+        self._counts: dict[str, tuple[int, int]] = {}
+        self._started = time.monotonic()
+        self._live = Live(console=console, get_renderable=self._render, refresh_per_second=4, transient=True)
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._live.stop()
+
+    def phase(self, episode_id: str, phase: str) -> None:
+        since = self._running.get(episode_id, (time.monotonic(), ""))[0]
+        self._running[episode_id] = (since, phase)
+
+    def turn(self, episode_id: str, turns: int, tokens: int) -> None:
+        self._counts[episode_id] = (turns, tokens)
+
+    def done(self, result: EpisodeResult) -> None:
+        self._running.pop(result.episode_id, None)
+        self._counts.pop(result.episode_id, None)
+        self._done += 1
+        self._states[result.state] += 1
+        why = f" ({result.failure}: {result.detail})" if result.failure else ""
+        line = Text.assemble(
+            (f"{result.state:>8}", STYLES[result.state]),
+            f"  {result.episode_id}  {result.turns} turns  {result.sampled_tokens} tokens  {result.total_seconds:.1f} s",
+            (why, "dim"),
+        )
+        self._console.print(line, soft_wrap=True)
+
+    def _render(self) -> RenderableType:
+        table = Table(box=None, pad_edge=False, header_style="dim")
+        for name in ("running", "phase", "turns", "tokens", "seconds"):
+            table.add_column(name, justify="left" if name in ("running", "phase") else "right")
+        now = time.monotonic()
+        for episode_id, (since, phase) in list(self._running.items())[: max(4, self._console.height - 6)]:
+            turns, tokens = self._counts.get(episode_id, (0, 0))
+            table.add_row(episode_id, phase, str(turns), str(tokens), f"{now - since:.0f}")
+        bar = ProgressBar(total=self._total, completed=self._done, width=40)
+        states = "  ".join(f"[{STYLES[name]}]{count} {name}[/]" for name, count in self._states.items())
+        line = Text.from_markup(f" {self._done}/{self._total}  {states}  {now - self._started:.0f} s")
+        return Group(table, bar, line)
+
+
+def summary_table(results: list[EpisodeResult]) -> Table:
+    """One row per task and harness: what became of its attempts, and what they cost."""
+    table = Table(title=None, header_style="bold", expand=False)
+    for name in ("task", "harness", "solved", "failed", "ungraded", "why"):
+        table.add_column(name, justify="right" if name in STYLES else "left", overflow="fold")
+    for name in ("turns", "sampled", "trained", "forks", "seconds"):
+        table.add_column(name, justify="right")
+    groups: dict[tuple[str, str], list[EpisodeResult]] = {}
+    for result in results:
+        groups.setdefault((result.task, result.harness), []).append(result)
+    for (task, harness), members in groups.items():
+        kinds = sorted({str(r.failure) for r in members if r.failure})
+        _add(table, task, harness, members, ", ".join(kinds))
+    table.add_section()
+    _add(table, "all", "", results, "")
+    return table
+
+
+def _add(table: Table, task: str, harness: str, members: list[EpisodeResult], why: str) -> None:
+    states = [sum(r.state == name for r in members) for name in STYLES]
+    cells = [f"[{style}]{n}[/]" if n else "[dim]0[/]" for n, style in zip(states, STYLES.values(), strict=True)]
+    counts = (
+        sum(r.turns for r in members),
+        sum(r.sampled_tokens for r in members),
+        sum(r.trained_tokens for r in members),
+        sum(r.forks for r in members),
+    )
+    seconds = sum(r.total_seconds for r in members)
+    table.add_row(task, harness, *cells, why, *(f"{n:,}" for n in counts), f"{seconds:.1f}")
