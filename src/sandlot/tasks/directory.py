@@ -1,0 +1,195 @@
+"""Loader of plain task directories: `<id>/{task.toml,statement.md,gold.patch,tests/,repo.fi or repo/}`."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from sandlot.errors import TaskError
+from sandlot.tasks.task import CommandGrading, Grading, PytestGrading, Repository, Task, TaskLimits
+
+_FORBID = ConfigDict(extra="forbid", strict=True)
+_Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=False)]
+_Count = Annotated[int, Field(gt=0)]
+_Names = Annotated[list[str], Field(min_length=1)]
+
+
+class _Repository(BaseModel):
+    model_config = _FORBID
+    fast_export: str | None = None
+    directory: str | None = None
+    base: str = "HEAD"
+
+    @model_validator(mode="after")
+    def _one_source(self) -> _Repository:
+        if (self.fast_export is None) == (self.directory is None):
+            raise ValueError("give exactly one of fast_export and directory")
+        return self
+
+
+class _Pytest(BaseModel):
+    model_config = _FORBID
+    form: Literal["pytest"]
+    files: str
+    fail_to_pass: _Names
+    pass_to_pass: list[str] = []
+    timeout: _Seconds = 300.0
+
+
+class _Command(BaseModel):
+    model_config = _FORBID
+    form: Literal["command"]
+    command: Annotated[str, Field(min_length=1)]
+    files: str | None = None
+    timeout: _Seconds = 600.0
+
+
+class _Limits(BaseModel):
+    model_config = _FORBID
+    wall_clock: _Seconds = TaskLimits.wall_clock
+    turns: _Count = TaskLimits.turns
+    tokens: _Count = TaskLimits.tokens
+
+
+class _TaskFile(BaseModel):
+    model_config = _FORBID
+    schema_: Annotated[Literal[1], Field(alias="schema")]
+    difficulty: Literal["trivial", "easy", "medium", "hard"]
+    description: str
+    image: str = "host"
+    workdir: str = ""
+    setup: list[str] = []
+    protected: list[str] = []
+    repository: _Repository | None = None
+    grading: Annotated[_Pytest | _Command, Field(discriminator="form")]
+    limits: _Limits = _Limits()
+
+    @field_validator("workdir")
+    @classmethod
+    def _absolute(cls, value: str) -> str:
+        if value:
+            check_workdir(value)
+        return value
+
+
+def check_workdir(value: str) -> str:
+    """`value` when it can be a workdir; `ValueError` with the reason otherwise."""
+    path = PurePosixPath(value)
+    if not path.is_absolute() or ".." in path.parts or path == PurePosixPath("/"):
+        raise ValueError("must be an absolute path below / without '..'")
+    return value
+
+
+def load_directory(path: Path) -> list[Task]:
+    """The task in `path`, or the tasks in its directories that hold a `task.toml`, by name."""
+    if (path / "task.toml").is_file():
+        return [load_task(path)]
+    return [load_task(child.parent) for child in sorted(path.glob("*/task.toml"))]
+
+
+def load_task(path: Path) -> Task:
+    """Load one task directory; the directory's name is the task's id."""
+    file = path / "task.toml"
+    try:
+        raw = tomllib.loads(file.read_text(encoding="utf-8"))
+        spec = _TaskFile.model_validate(raw)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise TaskError(f"{file}: not readable as TOML: {error}") from None
+    except ValidationError as error:
+        raise TaskError(f"{file}: {explain(error)}") from None
+    if spec.image == "host" and spec.repository is None:
+        raise TaskError(f"{file}: repository: the image 'host' holds no repository, so one must be given here")
+    return Task(
+        id=path.resolve().name,
+        statement=_statement(path),
+        grading=_grading(path, spec.grading),
+        image=spec.image,
+        repository=_repository(file, spec.repository),
+        workdir=spec.workdir or f"/workspace/{path.resolve().name}",
+        setup=tuple(spec.setup),
+        protected=tuple(spec.protected),
+        limits=TaskLimits(**spec.limits.model_dump()),
+        gold_patch=(path / "gold.patch").read_bytes() if (path / "gold.patch").is_file() else None,
+        metadata={"difficulty": spec.difficulty, "description": spec.description},
+    )
+
+
+def explain(error: ValidationError) -> str:
+    """All faults of a validation error as `field: reason`, joined."""
+    faults = []
+    for fault in error.errors():
+        field = ".".join(str(part) for part in fault["loc"])
+        faults.append(f"{field}: {fault['msg'].removeprefix('Value error, ')}" if field else str(fault["msg"]))
+    return "; ".join(faults)
+
+
+def inside(root: Path, relative: str, field: str, where: str) -> Path:
+    """The path `relative` below `root`, refused when it is missing or leads out."""
+    path = root / relative
+    if Path(relative).is_absolute() or not path.resolve().is_relative_to(root.resolve()):
+        raise TaskError(f"{where}: {field}: {relative!r} leads out of {root}")
+    if not path.exists():
+        raise TaskError(f"{where}: {field}: {relative!r} does not exist in {root}")
+    return path
+
+
+def _statement(path: Path) -> str:
+    file = path / "statement.md"
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (FileNotFoundError, UnicodeDecodeError) as error:
+        raise TaskError(f"{file}: the statement cannot be read: {error}") from None
+    if not text.strip():
+        raise TaskError(f"{file}: the statement is empty")
+    return text
+
+
+def _grading(path: Path, spec: _Pytest | _Command) -> Grading:
+    where = str(path / "task.toml")
+    files: dict[str, bytes] = {}
+    if spec.files is not None:
+        directory = inside(path, spec.files, "grading.files", where)
+        root = _root(path, directory, spec, where)
+        for file in sorted(directory.rglob("*")):
+            if file.is_symlink() or "__pycache__" in file.parts:
+                continue
+            if file.is_file():
+                files[file.relative_to(root).as_posix()] = file.read_bytes()
+        if not files:
+            raise TaskError(f"{where}: grading.files: {spec.files!r} holds no file")
+    if isinstance(spec, _Command):
+        return CommandGrading(command=spec.command, files=files, timeout=spec.timeout)
+    return PytestGrading(
+        files=files,
+        fail_to_pass=tuple(spec.fail_to_pass),
+        pass_to_pass=tuple(spec.pass_to_pass),
+        timeout=spec.timeout,
+    )
+
+
+def _root(path: Path, directory: Path, spec: _Pytest | _Command, where: str) -> Path:
+    """What the paths of the hidden files count from: their directory, or the task's when the test ids start there."""
+    if isinstance(spec, _Command):
+        return directory
+    named = [name.partition("::")[0] for name in spec.fail_to_pass]
+    for root in (directory, path):
+        if all((root / name).is_file() and (root / name).is_relative_to(directory) for name in named):
+            return root
+    missing = next(name for name in named if not (directory / name).is_file())
+    raise TaskError(f"{where}: grading.fail_to_pass: {missing!r} is not among the files of {spec.files!r}")
+
+
+def _repository(file: Path, spec: _Repository | None) -> Repository | None:
+    if spec is None:
+        return None
+    fields: dict[str, Any] = {"base": spec.base}
+    for name in ("fast_export", "directory"):
+        if (value := getattr(spec, name)) is not None:
+            path = inside(file.parent, value, f"repository.{name}", str(file))
+            if path.is_dir() != (name == "directory"):
+                raise TaskError(f"{file}: repository.{name}: {value!r} is of the wrong kind")
+            fields[name] = path
+    return Repository(**fields)

@@ -1,0 +1,212 @@
+"""Put a task's repository into a sandbox: at its base commit, with the future removed, owned by the agent user."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from sandlot.cache import cache_dir
+from sandlot.errors import SandboxError, TaskError
+from sandlot.sandbox import AGENT_USER, ExecResult, Sandbox
+from sandlot.tasks.task import Repository, Task
+from sandlot.workspace.git import Entry, Store
+from sandlot.workspace.repository import BRANCH, CONFIG, built
+from sandlot.workspace.snapshot import ignored, read_tar, spool
+
+GIT_NAMES = (".git",)
+_SETUP_TIMEOUT = 1800.0
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A workspace as the agent (or the grader) finds it.
+
+    `base_commit` is its HEAD. `base_tree` is the git tree of its files after the set-up commands, byte for byte as they
+    lie in the workdir, which `entries` lists and whose objects are in `store` on the trusted side: what patches are
+    taken against and applied to. It equals the commit's own tree unless set-up or line-end attributes changed files.
+    """
+
+    base_commit: str
+    base_tree: str
+    entries: dict[bytes, Entry]
+    store: Store
+
+
+async def prepare(sandbox: Sandbox, task: Task) -> Prepared:
+    """Put the repository of `task` into `sandbox` and run the set-up commands.
+
+    A repository named by the task is built on the trusted side from its base commit alone; one that the image brings is
+    scrubbed in place. Either way it is proven that no object outside the history of the base commit is there.
+    """
+    if task.repository is None:
+        commit = await _scrub(sandbox, task)
+        await _run_setup(sandbox, task)
+        return await _observed(sandbox, task, commit)
+    repository = await asyncio.to_thread(built, task.repository)
+    await sandbox.upload_tar(task.workdir, await asyncio.to_thread(repository.tar.read_bytes), user=AGENT_USER)
+    await _expect_clean(sandbox, task, repository.commit)
+    if task.setup:
+        await _run_setup(sandbox, task)
+        return await _observed(sandbox, task, repository.commit)
+    entries = await asyncio.to_thread(repository.store.entries, repository.tree)
+    return Prepared(repository.commit, repository.tree, entries, repository.store)
+
+
+async def hidden_files_at(sandbox: Sandbox, task: Task, revision: str, paths: tuple[str, ...]) -> dict[str, bytes]:
+    """Files of the repository at `revision`, a future one too: only for a grader, and before `prepare`.
+
+    From the repository that the task names, or from the image's own.
+    """
+    if task.repository is not None:
+        return await asyncio.to_thread(_files_of_source, task.repository, revision, paths)
+    found = {}
+    for path in paths:
+        shown = await sandbox.exec(
+            ["git", "-c", "safe.directory=*", "--no-replace-objects", "show", f"{revision}:{path}"],
+            user="root", cwd=task.workdir,
+        )  # fmt: skip
+        if not shown.ok or shown.truncated:
+            raise TaskError(f"task {task.id}: {path} cannot be read at {revision}: {shown.text()[:500]}")
+        found[path] = shown.stdout
+    return found
+
+
+def _files_of_source(repository: Repository, revision: str, paths: tuple[str, ...]) -> dict[str, bytes]:
+    from sandlot.workspace.repository import import_source
+
+    with tempfile.TemporaryDirectory() as scratch:
+        store, _ = import_source(repository, Path(scratch) / "source")
+        entries = store.entries(store.tree_of(revision))
+        if missing := [path for path in paths if path.encode() not in entries]:
+            raise TaskError(f"{repository.fast_export}: {revision} has no file {missing[0]}")
+        contents = store.blobs([entries[path.encode()].blob for path in paths])
+        return dict(zip(paths, contents, strict=True))
+
+
+async def _run_setup(sandbox: Sandbox, task: Task) -> None:
+    if not task.setup:
+        return
+    for command in task.setup:
+        done = await sandbox.exec(command, user="root", cwd=task.workdir, timeout=_SETUP_TIMEOUT)
+        if not done.ok:
+            raise TaskError(f"task {task.id}: the set-up command {command!r} failed: {_said(done)}")
+    await sandbox.kill_processes()
+    owned = await sandbox.exec(
+        ["find", task.workdir, "!", "-user", AGENT_USER, "-exec", "chown", "-h", f"{AGENT_USER}:", "{}", "+"],
+        user="root", timeout=_SETUP_TIMEOUT,
+    )  # fmt: skip
+    if not owned.ok:
+        raise SandboxError(f"the workdir could not be given to the agent user: {_said(owned)}")
+
+
+async def _expect_clean(sandbox: Sandbox, task: Task, commit: str) -> None:
+    """`git status` inside is clean at the base commit; it also makes the index fit the files' times."""
+    done = await sandbox.exec(
+        "git rev-parse HEAD && git status --porcelain --ignored", cwd=task.workdir, timeout=_SETUP_TIMEOUT
+    )
+    if done.exit_code == 127:
+        raise SandboxError("git is not in the sandbox's image: install git there", retryable=False)
+    if not done.ok or done.stdout.strip() != commit.encode():
+        raise SandboxError(f"the repository of task {task.id} did not arrive clean in the sandbox: {_said(done)}")
+
+
+async def _scrub(sandbox: Sandbox, task: Task) -> str:
+    base = task.metadata.get("base_commit") or ""
+    done = await sandbox.exec(
+        ["/bin/sh", "-s"], user="root", cwd=task.workdir, stdin=SCRUB.encode(), timeout=_SETUP_TIMEOUT,
+        env={"BASE": str(base), "BRANCH": BRANCH, "CONFIG": CONFIG, "OWNER": AGENT_USER},
+    )  # fmt: skip
+    if not done.ok:
+        raise TaskError(
+            f"task {task.id}: the repository in {task.workdir} of image {task.image!r} could not be brought to its "
+            f"base commit without its future: {_said(done)}"
+        )
+    return done.stdout.decode().strip()
+
+
+SCRUB = r"""
+set -eu
+export GIT_CONFIG_NOSYSTEM=1 GIT_CONFIG_GLOBAL=/dev/null GIT_ATTR_NOSYSTEM=1 GIT_NO_REPLACE_OBJECTS=1
+export HOME=/nonexistent LC_ALL=C GIT_TERMINAL_PROMPT=0
+unset GIT_DIR GIT_WORK_TREE GIT_INDEX_FILE GIT_OBJECT_DIRECTORY GIT_ALTERNATE_OBJECT_DIRECTORIES
+g() {
+    git -c 'safe.directory=*' -c core.hooksPath=/dev/null -c core.fsmonitor=false -c core.attributesFile=/dev/null \
+        -c gc.auto=0 -c protocol.file.allow=always -c advice.detachedHead=false "$@"
+}
+work=$(pwd -P)
+[ "$(cd "$(g rev-parse --show-toplevel)" && pwd -P)" = "$work" ] || { echo "not the top of a repository" >&2; exit 1; }
+common=$(cd "$(g rev-parse --git-common-dir)" && pwd -P)
+rm -f "$common/info/grafts" "$(g rev-parse --git-dir)/index.lock"
+base=$(g rev-parse --verify --end-of-options "${BASE:-HEAD}^{commit}")
+[ -z "$BASE" ] || g checkout --quiet --force --detach "$base" >&2
+fresh=$(mktemp -d)
+g init --quiet --template= "$fresh"
+g update-ref refs/sandlot/base "$base"
+( cd "$fresh"
+  g fetch --quiet --no-tags --update-head-ok --update-shallow "file://$common" "+refs/sandlot/base:refs/heads/$BRANCH"
+  g symbolic-ref HEAD "refs/heads/$BRANCH"
+  g repack --quiet -a -d
+  g prune --expire=now )
+find "$work" -name .git -prune -exec rm -rf {} +
+rm -rf "$common"
+rm -rf "$fresh/.git/logs" "$fresh/.git/FETCH_HEAD" "$fresh/.git/hooks" "$fresh/.git/branches" "$fresh/.git/info"
+printf '%s' "$CONFIG" > "$fresh/.git/config"
+cp -R "$fresh/.git" "$work/.git"
+rm -rf "$fresh"
+g reset --quiet >&2
+rm -rf "$work/.git/logs" "$work/.git/ORIG_HEAD"
+have=$(mktemp) past=$(mktemp)
+g cat-file --batch-all-objects --batch-check='%(objectname)' | sort > "$have"
+g rev-list --objects "$base" | cut -d' ' -f1 | sort > "$past"
+extra=$(comm -23 "$have" "$past" | wc -l)
+rm -f "$have" "$past"
+[ "$extra" -eq 0 ] || { echo "$extra objects lie outside the history of $base" >&2; exit 1; }
+find "$work" ! -user "$OWNER" -exec chown -h "$OWNER:" {} +
+echo "$base"
+"""
+"""Run as root in the image's repository. It is made anew from the base commit: nothing else of the old one is kept,
+so branches, tags, reflogs, stash, worktrees, alternates, remotes, hooks and unreachable objects need no list."""
+
+
+async def _observed(sandbox: Sandbox, task: Task, commit: str) -> Prepared:
+    """The workspace as it lies there now; its files are kept in a store named by their tree."""
+    listed = await sandbox.exec(
+        ["git", "-c", "safe.directory=*", "ls-tree", "-r", "-z", "--name-only", "--full-tree", commit],
+        user="root", cwd=task.workdir,
+    )  # fmt: skip
+    if not listed.ok or listed.truncated:
+        raise SandboxError(f"the files of the base commit could not be listed: {_said(listed)}")
+    tracked = set(listed.stdout.split(b"\0")) - {b""}
+    with await spool(sandbox.download_tar(task.workdir, exclude_names=GIT_NAMES)) as tar:
+        return await asyncio.to_thread(_keep, tar, tracked, commit)
+
+
+def _keep(tar: IO[bytes], tracked: Set[bytes], commit: str) -> Prepared:
+    home = cache_dir() / "workspaces" / "trees"
+    home.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(dir=home, prefix=".making-"))
+    try:
+        store = Store.create(scratch)
+        found = read_tar(store, tar, {})
+        left_out = ignored(store, found, [path for path in found if path not in tracked])
+        entries = {path: entry for path, entry in found.items() if path not in left_out}
+        tree = store.write_tree(entries, scratch / "index")
+        place = home / tree
+        try:
+            scratch.rename(place)
+        except OSError:
+            if not place.is_dir():
+                raise
+        return Prepared(commit, tree, entries, Store(place))
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _said(done: ExecResult) -> str:
+    end = "it timed out" if done.timed_out else f"exit status {done.exit_code}"
+    return f"{end}; {done.text()[-1000:].strip()}"

@@ -1,0 +1,163 @@
+"""A task's repository as the agent may see it: the base commit, its own history, and nothing of the future.
+
+Built once per source on the trusted side and kept in the cache by the digest of what it was built from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tarfile
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from sandlot.cache import cache_dir, locked
+from sandlot.errors import TaskError
+from sandlot.tasks.task import Repository
+from sandlot.workspace.git import Store, run_git
+from sandlot.workspace.snapshot import read_tar
+
+BRANCH = "main"
+CONFIG = f"""\
+[core]
+\trepositoryformatversion = 0
+\tfilemode = true
+\tbare = false
+\tlogallrefupdates = true
+[user]
+\tname = Developer
+\temail = developer@localhost
+[init]
+\tdefaultBranch = {BRANCH}
+[commit]
+\tgpgsign = false
+[gc]
+\tauto = 0
+"""
+"""The configuration of the agent's repository: an identity, and nothing that reaches outside."""
+_FORMAT = b"1"
+"""Changes when what is built from the same source changes."""
+
+
+@dataclass(frozen=True)
+class BuiltRepository:
+    """A repository at its base commit. `tar` holds working tree and `.git`; `store` is its bare object store."""
+
+    tar: Path
+    store: Store
+    commit: str
+    tree: str
+
+
+def built(repository: Repository) -> BuiltRepository:
+    """Build the repository, or take it from the cache. Blocking."""
+    home = cache_dir() / "workspaces"
+    place = home / _digest(repository)
+    with locked(home / f"{place.name}.lock"):
+        if not (place / "base").exists():
+            home.mkdir(parents=True, exist_ok=True)
+            scratch = Path(tempfile.mkdtemp(dir=home, prefix=".making-"))
+            try:
+                _build(repository, scratch)
+                shutil.rmtree(place, ignore_errors=True)
+                scratch.rename(place)
+            finally:
+                shutil.rmtree(scratch, ignore_errors=True)
+    commit, tree = (place / "base").read_text().split()
+    return BuiltRepository(place / "repository.tar", Store(place / "store"), commit, tree)
+
+
+def _digest(repository: Repository) -> str:
+    digest = hashlib.sha256(_FORMAT + CONFIG.encode())
+    digest.update(repository.base.encode() + b"\0")
+    if repository.fast_export is not None:
+        digest.update(repository.fast_export.read_bytes())
+    elif repository.directory is not None:
+        for path in sorted(repository.directory.rglob("*")):
+            status = path.lstat()
+            digest.update(b"\0%s\0%o\0" % (os.fsencode(path.relative_to(repository.directory)), status.st_mode))
+            if path.is_symlink():
+                digest.update(os.fsencode(os.readlink(path)))
+            elif path.is_file():
+                digest.update(path.read_bytes())
+    return digest.hexdigest()[:32]
+
+
+def import_source(repository: Repository, path: Path) -> tuple[Store, str]:
+    """Everything the source holds, the future too, in a bare store at `path`; with the id of the base commit."""
+    store = Store.create(path)
+    if repository.fast_export is not None:
+        store.git("fast-import", "--quiet", "--force", stdin=repository.fast_export.read_bytes())
+        return store, _base(repository, store)
+    if repository.directory is None:
+        raise TaskError("a repository needs a fast_export file or a directory")
+    source = repository.directory.resolve()
+    tracked = store.with_index(path / "directory.index")
+    tracked.git(f"--work-tree={source}", "add", "--all", "--force", "--", ".")
+    tree = tracked.git("write-tree").decode().strip()
+    commit = store.git("commit-tree", tree, "-m", "Initial commit").decode().strip()
+    store.git("update-ref", f"refs/heads/{BRANCH}", commit)
+    return store, commit
+
+
+def _base(repository: Repository, store: Store) -> str:
+    """The base commit; `HEAD` of a stream means its only branch."""
+    heads = store.git("for-each-ref", "--format=%(refname)", "refs/heads").decode().split()
+    base = heads[0] if repository.base == "HEAD" and len(heads) == 1 else repository.base
+    try:
+        return store.commit_of(base)
+    except Exception:
+        raise TaskError(
+            f"{repository.fast_export}: repository.base: {repository.base!r} is no commit of it; "
+            f"its branches are {', '.join(heads) or 'none'}"
+        ) from None
+
+
+def _build(repository: Repository, place: Path) -> None:
+    source, commit = import_source(repository, place / "source")
+    work = place / "work"
+    work.mkdir()
+    run_git("init", "--quiet", "--template=", f"--initial-branch={BRANCH}", ".", cwd=work)
+    # A pull over the file protocol carries what is reachable from the base, and no other object.
+    source.git("update-ref", "refs/sandlot/base", commit)
+    run_git(
+        "fetch", "--quiet", "--no-tags", "--update-head-ok", "--no-write-fetch-head",
+        source.path.resolve().as_uri(),
+        f"+refs/sandlot/base:refs/heads/{BRANCH}", cwd=work,
+    )  # fmt: skip
+    run_git("reset", "--quiet", "--hard", cwd=work)
+    run_git("repack", "--quiet", "-a", "-d", cwd=work)
+    git = work / ".git"
+    for name in ("logs", "FETCH_HEAD", "ORIG_HEAD", "branches", "description", "hooks", "info"):
+        shutil.rmtree(git / name, ignore_errors=True) if (git / name).is_dir() else (git / name).unlink(missing_ok=True)
+    (git / "config").write_text(CONFIG)
+    only_the_past(work, commit)
+    with tarfile.open(place / "repository.tar", "w", format=tarfile.PAX_FORMAT, errors="surrogateescape") as tar:
+        tar.add(work, arcname=".", filter=_anonymous)
+    git.rename(place / "store")
+    store = Store(place / "store")
+    store.git("config", "core.bare", "true")
+    # The files as they were checked out: attributes of the repository may have converted line ends.
+    with (place / "repository.tar").open("rb") as files:
+        found = read_tar(store, files, store.entries(commit))
+    tree = store.write_tree(found, place / "index")
+    shutil.rmtree(work)
+    shutil.rmtree(source.path)
+    (place / "base").write_text(f"{commit} {tree}\n")
+
+
+def only_the_past(work: Path, commit: str) -> None:
+    """Raise unless every object of the repository at `work` is reachable from `commit`."""
+    have = set(run_git("cat-file", "--batch-all-objects", "--batch-check=%(objectname)", cwd=work).split())
+    past = {line.split(b" ")[0] for line in run_git("rev-list", "--objects", commit, cwd=work).splitlines()}
+    if extra := have - past:
+        raise TaskError(f"the prepared repository holds {len(extra)} objects outside the history of {commit}")
+
+
+def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    member.mtime = 1704067200
+    return member

@@ -1,0 +1,143 @@
+"""A directory of a sandbox as a git tree: read from a tar stream, file by file, never unpacked."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from sandlot.workspace.git import Entries, Entry, GitError, Store, git_environment, run_git
+
+IGNORED_ALWAYS = (
+    "__pycache__/",
+    "*.py[co]",
+    ".pytest_cache/",
+    ".mypy_cache/",
+    ".ruff_cache/",
+    ".hypothesis/",
+    ".DS_Store",
+)
+"""Droppings of running code that are no one's work, even where the repository's own rules do not name them."""
+
+
+async def spool(stream: AsyncIterator[bytes]) -> IO[bytes]:
+    """The whole stream in an unnamed temporary file, rewound."""
+    file = tempfile.TemporaryFile()  # noqa: SIM115  # the caller closes it
+    try:
+        async for chunk in stream:
+            file.write(chunk)
+    except BaseException:
+        file.close()
+        raise
+    file.seek(0)
+    return file
+
+
+def read_tar(store: Store, tar: IO[bytes], known: Entries) -> dict[bytes, Entry]:
+    """Hash every regular file and link of a tar into `store`; path → entry.
+
+    Whatever lies in a directory called `.git` (in any spelling of case) is left out, as is a file of that name, so
+    nested repositories and submodules are plain files. Blobs of `known` are in the store already. Empty directories
+    and special files are nothing to git.
+    """
+    have = {entry.blob for entry in known.values()}
+    found: dict[bytes, Entry] = {}
+    with (
+        tarfile.open(fileobj=tar, mode="r:", encoding="utf-8", errors="surrogateescape") as archive,
+        _blob_writer(store) as write,
+    ):
+        for member in archive:
+            path = _clean(member.name)
+            if path is None:
+                continue
+            if member.issym():
+                mode, data = "120000", os.fsencode(member.linkname)
+            elif member.isreg():
+                file = archive.extractfile(member)
+                assert file is not None
+                mode, data = ("100755" if member.mode & 0o100 else "100644"), file.read()
+            else:
+                continue
+            blob = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
+            if blob not in have:
+                write(data)
+                have.add(blob)
+            found[path] = Entry(mode, blob)
+    return found
+
+
+def _clean(name: str) -> bytes | None:
+    """A member's path as git spells it, or None for what git has no place for."""
+    parts = [part for part in os.fsencode(name).split(b"/") if part not in (b"", b".")]
+    if not parts or b".." in parts or any(part.lower() == b".git" for part in parts):
+        return None
+    return b"/".join(parts)
+
+
+@contextmanager
+def _blob_writer(store: Store) -> Iterator[_Write]:
+    """A function that puts a blob into the store, through one `git fast-import`."""
+    with tempfile.TemporaryFile() as said:
+        importer = subprocess.Popen(
+            ["git", "fast-import", "--quiet", "--done"],
+            cwd=store.path,
+            env={**git_environment(), "GIT_DIR": str(store.path)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=said,
+        )
+        assert importer.stdin is not None
+        try:
+            yield _Write(importer.stdin)
+            importer.stdin.write(b"done\n")
+            importer.stdin.close()
+            status = importer.wait(timeout=600)
+        except (BrokenPipeError, subprocess.TimeoutExpired):
+            status = -1
+        finally:
+            importer.kill()
+            importer.wait()
+            importer.stdin.close()
+        if status != 0:
+            said.seek(0)
+            raise GitError(f"git fast-import failed: {said.read()[-2000:].decode('utf-8', 'replace')}")
+
+
+class _Write:
+    def __init__(self, pipe: IO[bytes]) -> None:
+        self._pipe = pipe
+
+    def __call__(self, data: bytes) -> None:
+        self._pipe.write(b"blob\ndata %d\n" % len(data))
+        self._pipe.write(data)
+        self._pipe.write(b"\n")
+
+
+def ignored(store: Store, base: Entries, paths: list[bytes]) -> set[bytes]:
+    """Those of `paths` that the base's own ignore files, or `IGNORED_ALWAYS`, tell git to ignore.
+
+    Rules that came later do not count, so work cannot be hidden by an edited ignore file.
+    """
+    if not paths:
+        return set()
+    rules = {path: entry for path, entry in base.items() if path.rsplit(b"/", 1)[-1] == b".gitignore"}
+    rules = {path: entry for path, entry in rules.items() if entry.mode != "120000"}
+    with tempfile.TemporaryDirectory() as scratch:
+        root = Path(scratch)
+        run_git("init", "--quiet", "--template=", ".", cwd=root)
+        (root / ".git" / "info").mkdir(exist_ok=True)
+        (root / ".git" / "info" / "exclude").write_text("\n".join(IGNORED_ALWAYS) + "\n")
+        contents = store.blobs([entry.blob for entry in rules.values()])
+        for path, content in zip(rules, contents, strict=True):
+            target = root / os.fsdecode(path)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content)
+        lines = b"".join(path + b"\0" for path in paths)
+        said = run_git("check-ignore", "--no-index", "-z", "--stdin", cwd=root, stdin=lines, allowed=(0, 1))
+    return {path for path in said.split(b"\0") if path}
