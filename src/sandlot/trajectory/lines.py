@@ -1,0 +1,61 @@
+"""An append-only file of JSON lines whose unfinished last line never counts."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sandlot.errors import JournalError
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The complete lines of a file, none when there is no file; a damaged line raises `JournalError`."""
+    if not path.exists():
+        return
+    data = path.read_bytes()
+    for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), start=1):
+        try:
+            yield msgspec.json.decode(line, type=dict[str, Any])
+        except msgspec.MsgspecError as e:
+            raise JournalError(f"{path} is damaged in line {number}: {e}; restore the file from a copy") from e
+
+
+class LineWriter:
+    """Appends JSON lines, each in one write, with `durable` each on disk before `append` returns. Thread-safe."""
+
+    def __init__(self, path: Path, *, durable: bool) -> None:
+        self.path = path
+        self._durable = durable
+        self._lock = threading.Lock()
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        size = os.fstat(self._fd).st_size
+        complete = path.read_bytes().rfind(b"\n") + 1 if size else 0
+        if complete < size:
+            os.ftruncate(self._fd, complete)
+        if durable:
+            os.fsync(self._fd)
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        line = msgspec.json.encode(dict(row)) + b"\n"
+        with self._lock:
+            end = os.fstat(self._fd).st_size
+            try:
+                view = memoryview(line)
+                while view:
+                    view = view[os.write(self._fd, view) :]
+                if self._durable:
+                    os.fsync(self._fd)
+            except BaseException:
+                os.ftruncate(self._fd, end)
+                raise
+
+    def close(self) -> None:
+        with self._lock:
+            if self._fd >= 0:
+                os.close(self._fd)
+                self._fd = -1

@@ -1,0 +1,310 @@
+"""The run directory: everything a set of episodes produced, safe against a kill at any moment.
+
+    run.toml                              the resolved configuration, and versions
+    episodes/<name>.jsonl.gz              journal of an episode
+    episodes/<name>.<n>.aborted.jsonl.gz  journals of attempts that were cut off and started again
+    samples/<name>.parquet                its audited samples
+    results.jsonl                         one line per finished episode, written last
+    patches/, logs/, metrics.jsonl
+
+An episode is finished when its journal is sealed *and* its result line exists. A sealed journal without a result line
+is completed from the journal; an unsealed one is set aside and the episode begins again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import threading
+import time
+import tomllib
+from collections.abc import Collection, Iterator, Mapping
+from enum import StrEnum
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import tomli_w
+
+from sandlot.errors import ConfigError, FailureKind, JournalError
+from sandlot.trajectory.audit import AuditReport, audit_journal
+from sandlot.trajectory.journal import JournalWriter, read_header, read_journal, sync_directory
+from sandlot.trajectory.lines import LineWriter, read_lines
+from sandlot.trajectory.records import SessionRecord
+from sandlot.trajectory.result import complete_episode
+from sandlot.trajectory.sample import Sample
+from sandlot.trajectory.store import read_samples, write_atomically, write_samples
+
+_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}")
+_ABORTED = re.compile(r".*\.\d+\.aborted", re.IGNORECASE)
+_FOLDERS = ("episodes", "samples", "patches", "logs")
+
+
+class EpisodeState(StrEnum):
+    """How far an episode came."""
+
+    ABSENT = "absent"
+    UNSEALED = "unsealed"
+    SEALED = "sealed"
+    FINISHED = "finished"
+
+
+def safe_name(episode_id: str) -> str:
+    """A file name for an episode id: the id itself where that is safe, else a readable part and a hash."""
+    if _PLAIN.fullmatch(episode_id) and not _ABORTED.fullmatch(episode_id):
+        return episode_id
+    readable = re.sub(r"[^A-Za-z0-9_-]+", "_", episode_id)[:80].strip("_-") or "episode"
+    return f"{readable}-{hashlib.sha256(episode_id.encode()).hexdigest()[:16]}"
+
+
+class RunDir:
+    """A run directory. Open it with `create_or_continue` to write (one process at a time) or with `read`."""
+
+    def __init__(self, path: Path, config: Mapping[str, Any], facts: Mapping[str, Any], lock: int | None) -> None:
+        self.path = path
+        self.config = config
+        self.facts = facts
+        self._lock = lock
+        self._rows_lock = threading.Lock()
+        self._results = {str(row["episode_id"]): row for row in read_lines(path / "results.jsonl")}
+        self._result_lines = LineWriter(path / "results.jsonl", durable=True) if lock is not None else None
+        self._metric_lines = LineWriter(path / "metrics.jsonl", durable=False) if lock is not None else None
+
+    @classmethod
+    def create_or_continue(
+        cls,
+        path: str | os.PathLike[str],
+        config: Mapping[str, Any],
+        *,
+        facts: Mapping[str, Any] | None = None,
+        may_differ: Collection[str] = (),
+    ) -> Self:
+        """Make a run, or go on with the one at `path` when its configuration is the same.
+
+        `config` is what the results depend on; `may_differ` names dotted keys (or their beginnings) that may change
+        between starts, such as a concurrency. `facts` (versions, command line) are only recorded.
+        """
+        path = Path(path)
+        config = _plain(config, "config")
+        if path.is_dir() and not (path / "run.toml").exists() and any(p.name[0] != "." for p in path.iterdir()):
+            raise ConfigError(f"{path} is not empty and no run; choose another directory")
+        path.mkdir(parents=True, exist_ok=True)
+        lock = _take_lock(path)
+        try:
+            if (path / "run.toml").exists():
+                stored, facts = _read_toml(path)
+                if difference := _first_difference(stored, config, may_differ):
+                    raise ConfigError(
+                        f"{path} was made with another configuration ({difference}); "
+                        "use the same one or another directory"
+                    )
+            else:
+                facts = _plain(facts or {}, "facts")
+                run = {"schema": 1, "created": time.time(), "facts": facts, "config": config}
+                write_atomically(path / "run.toml", lambda file: tomli_w.dump(run, file))
+                sync_directory(path.parent)
+            folders = [path / name for name in _FOLDERS]
+            for folder in folders:
+                folder.mkdir(exist_ok=True)
+            for stray in (s for folder in (path, *folders) for s in folder.glob(".*.tmp")):
+                stray.unlink()
+            return cls(path, config, facts, lock)
+        except BaseException:
+            os.close(lock)
+            raise
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Self:
+        """Look at a run, also while another process writes it."""
+        path = Path(path)
+        if not (path / "run.toml").exists():
+            raise ConfigError(f"{path} is no run directory: it has no run.toml")
+        config, facts = _read_toml(path)
+        return cls(path, config, facts, None)
+
+    def journal_path(self, episode_id: str) -> Path:
+        return self.path / "episodes" / f"{safe_name(episode_id)}.jsonl.gz"
+
+    def samples_path(self, episode_id: str) -> Path:
+        return self.path / "samples" / f"{safe_name(episode_id)}.parquet"
+
+    def patch_path(self, episode_id: str) -> Path:
+        return self.path / "patches" / f"{safe_name(episode_id)}.patch"
+
+    def log_path(self, episode_id: str, kind: str) -> Path:
+        return self.path / "logs" / f"{safe_name(episode_id)}.{kind}.log"
+
+    def episode_ids(self) -> list[str]:
+        """Ids of all episodes that have a journal with a header, sorted; set-aside attempts do not count."""
+        found = set(self._results)
+        for file in (self.path / "episodes").glob("*.jsonl.gz"):
+            if not _ABORTED.fullmatch(file.name.removesuffix(".jsonl.gz")) and (header := read_header(file)):
+                found.add(header.episode_id)
+        return sorted(found)
+
+    def state(self, episode_id: str) -> EpisodeState:
+        if episode_id in self._results:  # only ever written after its journal was sealed
+            return EpisodeState.FINISHED
+        path = self.journal_path(episode_id)
+        if not path.exists():
+            return EpisodeState.ABSENT
+        return EpisodeState.SEALED if read_journal(path).sealed else EpisodeState.UNSEALED
+
+    def results(self) -> list[dict[str, Any]]:
+        """The result rows of the finished episodes, in the order they finished."""
+        return list(self._results.values())
+
+    def result(self, episode_id: str) -> dict[str, Any] | None:
+        return self._results.get(episode_id)
+
+    def samples(self) -> Iterator[Sample]:
+        """The samples of all finished episodes."""
+        for episode_id, row in self._results.items():
+            if row["samples"]:
+                yield from read_samples(self.samples_path(episode_id))
+
+    def begin(self, header: SessionRecord) -> JournalWriter:
+        """A fresh journal for an episode that is to run now. What a cut-off attempt left is set aside."""
+        self._writable()
+        path = self.journal_path(header.episode_id)
+        if self.state(header.episode_id) in (EpisodeState.SEALED, EpisodeState.FINISHED):
+            raise JournalError(f"episode {header.episode_id!r} is over; complete it or take its result")
+        if path.exists():
+            number = 1
+            while (aside := path.with_name(f"{safe_name(header.episode_id)}.{number}.aborted.jsonl.gz")).exists():
+                number += 1
+            path.rename(aside)
+            sync_directory(path.parent)
+        journal = JournalWriter(path)
+        try:
+            journal.append(header)
+        except BaseException:
+            journal.close()
+            raise
+        return journal
+
+    def complete(self, episode_id: str) -> dict[str, Any]:
+        """Samples and result row of an episode whose journal is sealed, made from the journal alone.
+
+        The same for an episode that just ended and for one that a killed process left behind; doing it again gives
+        the row that is there. Samples that do not pass the audit are not written, and the row says so.
+        """
+        lines = self._writable()
+        if row := self._results.get(episode_id):
+            return row
+        content = read_journal(self.journal_path(episode_id))
+        row, samples = complete_episode(content)
+        if samples:
+            write_samples(self.samples_path(episode_id), samples)
+        else:
+            self.samples_path(episode_id).unlink(missing_ok=True)
+        with self._rows_lock:
+            if episode_id not in self._results:
+                lines.append(row)
+                self._results[episode_id] = row
+            return self._results[episode_id]
+
+    def recover(self) -> list[dict[str, Any]]:
+        """Complete every sealed episode that has no result row yet; returns the new rows."""
+        return [self.complete(i) for i in self.episode_ids() if self.state(i) is EpisodeState.SEALED]
+
+    def audit(self, episode_id: str) -> AuditReport:
+        """Prove the stored samples of a finished episode against its journal."""
+        content = read_journal(self.journal_path(episode_id))
+        path = self.samples_path(episode_id)
+        row = self._results.get(episode_id)
+        samples = list(read_samples(path)) if row is not None and path.exists() else []
+        return audit_journal(content, samples, failure=row["failure"] if row else FailureKind.ABORTED)
+
+    def metrics(self, row: Mapping[str, Any]) -> None:
+        """Add a line to `metrics.jsonl`."""
+        self._writable()
+        assert self._metric_lines is not None
+        self._metric_lines.append({"time": time.time(), **row})
+
+    def close(self) -> None:
+        """Let go of the run; another process may write it then."""
+        for lines in (self._result_lines, self._metric_lines):
+            if lines is not None:
+                lines.close()
+        if self._lock is not None:
+            os.close(self._lock)
+        self._lock = self._result_lines = self._metric_lines = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def _writable(self) -> LineWriter:
+        if self._result_lines is None:
+            raise ConfigError(f"{self.path} is open for reading only")
+        return self._result_lines
+
+
+def _take_lock(path: Path) -> int:
+    fd = os.open(path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        owner = os.read(fd, 32).decode(errors="replace").strip() or "?"
+        os.close(fd)
+        raise ConfigError(
+            f"{path} is being written by process {owner}; wait for it or choose another directory"
+        ) from None
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    return fd
+
+
+def _read_toml(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    try:
+        with (path / "run.toml").open("rb") as file:
+            stored = tomllib.load(file)
+        if stored["schema"] != 1:
+            raise ConfigError(f"{path} was written by another version of sandlot (schema {stored['schema']})")
+        return stored["config"], stored["facts"]
+    except (tomllib.TOMLDecodeError, KeyError) as e:
+        raise ConfigError(f"{path / 'run.toml'} cannot be read: {e}") from e
+
+
+def _plain(value: Any, where: str) -> Any:
+    """`value` as TOML can hold it; TOML has no null, so what is None is left out."""
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v, f"{where}.{k}") for k, v in value.items() if v is not None}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v, f"{where}[{n}]") for n, v in enumerate(value)]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, StrEnum):
+        return str(value)
+    if isinstance(value, (str, bool, int, float)):
+        return value
+    raise ConfigError(f"{where} is {value!r}, which run.toml cannot hold")
+
+
+def _first_difference(stored: Mapping[str, Any], now: Mapping[str, Any], may_differ: Collection[str]) -> str:
+    """The first dotted key at which two configurations differ, with both values; empty when there is none."""
+    before, after = dict(_flat(stored)), dict(_flat(now))
+    for key in [*before, *(k for k in after if k not in before)]:
+        if any(key == free or key.startswith(f"{free}.") for free in may_differ):
+            continue
+        old, new = before.get(key), after.get(key)
+        if old != new or type(old) is not type(new):
+            return f"{key} was {_shown(old)}, is {_shown(new)}"
+    return ""
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _shown(value: Any) -> str:
+    return "not set" if value is None else repr(value)
