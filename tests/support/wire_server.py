@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from sandlot.gateway.wire import Answer, ChatRequest, Head, Wire, WireError
 
 def call(name: str, arguments: dict[str, Any] | str, status: Any = "ok") -> ParsedCall:
     """A parsed call; its raw text does not matter to a wire."""
-    raw = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
+    raw = arguments if isinstance(arguments, str) else json.dumps(arguments)
     return ParsedCall(name, arguments, raw, status)
 
 
