@@ -1,0 +1,103 @@
+"""Claude Code (`@anthropic-ai/claude-code`): the native binary in print mode, its history left append-only."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from sandlot.errors import FailureKind
+from sandlot.harness.base import Command, Endpoint
+from sandlot.harness.ending import classify, last_words
+from sandlot.harness.npm import MOUNT_ROOT, Part, Progress, cpu, npm_layer
+from sandlot.sandbox import ExecResult, Layer, Sandbox
+
+_CLI = f"{MOUNT_ROOT}/claude-code/claude"
+_NEVER = "86400000"
+"""Milliseconds: longer than any episode. How long to wait is the gateway's to decide."""
+_HUGE_WINDOW = "1000000"
+_BARE_BELOW = 64_000
+"""Tokens of context below which the full prompt (about 20k tokens) leaves too little room to work."""
+
+_ENV = {
+    "IS_SANDBOX": "1",  # the root of a sandbox may skip permissions
+    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    "DISABLE_AUTOUPDATER": "1",
+    # What would make the same history arrive in other words the next time.
+    "DISABLE_PROMPT_CACHING": "1",
+    "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
+    "CLAUDE_CODE_DISABLE_EXPERIMENTAL_BETAS": "1",
+    "ENABLE_TOOL_SEARCH": "false",
+    "CLAUDE_CODE_DISABLE_BACKGROUND_TASKS": "1",
+    "CLAUDE_CODE_MAX_RETRIES": "2",
+    "API_TIMEOUT_MS": _NEVER,
+    "CLAUDE_STREAM_FIRST_BYTE_TIMEOUT_MS": _NEVER,
+    "CLAUDE_STREAM_IDLE_TIMEOUT_MS": _NEVER,
+    "CLAUDE_BYTE_STREAM_IDLE_TIMEOUT_MS": _NEVER,
+}
+
+
+class ClaudeCode:
+    """Claude Code in print mode.
+
+    `bare` is its small form (3 tools, about 1k tokens of prompt); None chooses it where the context is small.
+    `compaction` lets it summarise a history that grows too long; without it such a session ends.
+    """
+
+    name = "claude-code"
+    protocols = ("anthropic",)
+
+    def __init__(self, *, bare: bool | None = None, compaction: bool = False, progress: Progress | None = None) -> None:
+        self._bare = bare
+        self._compaction = compaction
+        self._progress = progress
+        self.prompt_tokens = 19_500 if bare is False else 1_000
+
+    def layers(self) -> tuple[Layer, ...]:
+        part = Part(f"@anthropic-ai/claude-code-linux-{cpu()}")
+        return (npm_layer("claude-code", [part], entry="claude", progress=self._progress),)
+
+    async def configure(self, sandbox: Sandbox, endpoint: Endpoint) -> None:
+        """Nothing: Claude Code is configured by its environment alone."""
+
+    def is_bare(self, endpoint: Endpoint) -> bool:
+        return endpoint.context_window < _BARE_BELOW if self._bare is None else self._bare
+
+    def command(self, prompt: str, endpoint: Endpoint) -> Command:
+        argv = [_CLI, "--print", "--dangerously-skip-permissions", "--model", endpoint.model]
+        argv += ["--output-format", "stream-json", "--verbose"]
+        if self.is_bare(endpoint):
+            argv.append("--bare")
+        env = {
+            **_ENV,
+            "ANTHROPIC_BASE_URL": endpoint.base_url,
+            "ANTHROPIC_API_KEY": endpoint.api_key,
+            "ANTHROPIC_DEFAULT_HAIKU_MODEL": endpoint.model,
+            "CLAUDE_CODE_SUBAGENT_MODEL": endpoint.model,
+            "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(endpoint.max_output_tokens),
+            "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(endpoint.context_window),
+        }
+        if not self._compaction:
+            # A fifth short of the window it knows of, it would give up by itself: the gateway decides.
+            env |= {"DISABLE_AUTO_COMPACT": "1", "CLAUDE_CODE_MAX_CONTEXT_TOKENS": _HUGE_WINDOW}
+        # The prompt goes through stdin: as an argument its length is bounded, and a leading `-` means something.
+        # A leading `/` would call a command of the CLI instead of the model.
+        text = f"\n{prompt}" if prompt.startswith("/") else prompt
+        return Command(tuple(argv), env, text.encode())
+
+    def failure(self, result: ExecResult) -> tuple[FailureKind | None, str]:
+        final = _result_event(result.stdout)
+        said = str(final.get("result") or final.get("subtype") or "") if final else ""
+        return classify(result, last_words(said or result.stderr.decode("utf-8", "replace")))
+
+
+def _result_event(stdout: bytes) -> dict[str, Any] | None:
+    """The last `result` event of the JSON lines, if the run came that far."""
+    for line in reversed(stdout.splitlines()):
+        if b'"result"' in line:
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(event, dict) and event.get("type") == "result":
+                return event
+    return None

@@ -1,0 +1,37 @@
+"""What the end of an agent CLI means, as far as it is the same for all of them."""
+
+from __future__ import annotations
+
+from sandlot.errors import FailureKind
+from sandlot.sandbox import ExecResult
+
+_OVERFLOW = ("prompt is too long", "maximum context length", "context_length_exceeded")
+# The gateway's words for a spent or sealed session; the CLIs' own for an answer cut at its token limit.
+_BUDGET = ("budget of this session", "session is sealed", "output token limit", "output token maximum")
+
+
+def classify(result: ExecResult, words: str) -> tuple[FailureKind | None, str]:
+    """The failure kind and its detail; `words` is what the CLI said last about why it stopped.
+
+    The gateway's own record of the session is the better witness; this is what can be seen from outside.
+    """
+    if result.timed_out:
+        return FailureKind.AGENT_TIMEOUT, f"killed after {result.duration:.0f} s"
+    if result.out_of_memory:
+        return FailureKind.AGENT_ERROR, "killed: out of memory"
+    if result.ok:
+        return None, ""
+    how = f"exit code {result.exit_code}" if result.exit_code is not None else "killed by a signal"
+    detail = f"{how}: {words}" if words else how
+    lowered = words.lower()
+    if any(mark in lowered for mark in _OVERFLOW):
+        return FailureKind.CONTEXT_OVERFLOW, detail
+    if any(mark in lowered for mark in _BUDGET):
+        return FailureKind.BUDGET, detail
+    return FailureKind.AGENT_ERROR, detail
+
+
+def last_words(text: str, limit: int = 400) -> str:
+    """The last lines of an output on one line, cut at `limit` characters from the end."""
+    joined = " | ".join(line.strip() for line in text.splitlines() if line.strip())
+    return joined if len(joined) <= limit else "…" + joined[-limit:]
