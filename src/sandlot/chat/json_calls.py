@@ -1,0 +1,86 @@
+"""Tool calls in the Hermes form: `{"name": …, "arguments": {…}}` between the call markers."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from sandlot.chat.markup import Found, Markup, broken_end, found, skip_blanks
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
+# A raw line break inside a string has one reading only, and models write it; everything else is strict.
+_DECODER = json.JSONDecoder(strict=False, parse_constant=_no_constant)
+
+_NAME = re.compile(r'"name"\s*:\s*("(?:[^"\\]|\\.)*")')
+_ARGUMENTS = re.compile(r'"(?:arguments|parameters)"\s*:\s*')
+
+
+def read_json_call(text: str, body: int, markup: Markup, reveal: Callable[[str], str]) -> Found:
+    """Read the call whose body starts at `body`, which holds a `{` after blanks."""
+    start = skip_blanks(text, body)
+    try:
+        _, end = _DECODER.raw_decode(text, start)
+    except (ValueError, RecursionError):
+        return _broken(text, body, markup, reveal)
+    after = skip_blanks(text, end)
+    if text.startswith(markup.call_close, after):
+        return _read(reveal(text[start:end]), after + len(markup.call_close), reveal(text[body:after]))
+    if text.startswith(markup.call_open, after):  # a forgotten close: the object is whole, and the next call begins
+        return _read(reveal(text[start:end]), after, reveal(text[body:after]))
+    return _broken(text, body, markup, reveal)
+
+
+def _read(source: str, end: int, raw: str) -> Found:
+    value = parse_object(source)
+    if value is None:
+        return _guess(source, end, raw)
+    name = value.get("name")
+    if not isinstance(name, str) or not name:
+        return found(end, "", raw, raw, "missing_name")
+    arguments = value.get("arguments", value.get("parameters", {}))
+    if isinstance(arguments, dict):
+        return found(end, name, arguments, raw)
+    return _guess(source, end, raw)
+
+
+def _broken(text: str, body: int, markup: Markup, reveal: Callable[[str], str]) -> Found:
+    close, ambiguous = broken_end(text, body, markup)
+    if close < 0:
+        raw = reveal(text[body:])
+        return found(len(text), _name(raw), raw, raw, "unclosed")
+    raw = reveal(text[body:close])
+    return _guess(raw.strip(), close + len(markup.call_close), raw, ambiguous)
+
+
+def _guess(source: str, end: int, raw: str, ambiguous: bool = False) -> Found:
+    """A call that is no such JSON object: its name where one is written, its arguments as the text they are."""
+    name = _name(source)
+    if not name:
+        return found(end, "", raw, raw, "missing_name", ambiguous=ambiguous)
+    written = _ARGUMENTS.search(source)
+    arguments = source[written.end() :].rstrip().removesuffix("}").rstrip() if written else source
+    return found(end, name, arguments, raw, "invalid_arguments", ambiguous=ambiguous)
+
+
+def _name(source: str) -> str:
+    written = _NAME.search(source)
+    try:
+        return str(json.loads(written.group(1), strict=False)) if written else ""
+    except ValueError:
+        return ""
+
+
+def parse_object(source: str) -> dict[str, Any] | None:
+    """The JSON object in `source`; None where it is none, or holds text that is no Unicode (a lone surrogate)."""
+    try:
+        value = _DECODER.decode(source)
+        json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None

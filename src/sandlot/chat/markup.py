@@ -1,0 +1,76 @@
+"""The strings a model marks thoughts and tool calls with, and what one reading of a call yields."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sandlot.chat.messages import CallStatus, ParsedCall
+
+THINK_PAIRS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"))
+"""Known markers of thoughts; a format takes the first pair that its vocabulary or its template has."""
+
+CALL_PAIR = ("<tool_call>", "</tool_call>")
+
+
+@dataclass(frozen=True)
+class Markup:
+    """The markers in the form they have in decoded text: an alias where the vocabulary has a control token for it.
+
+    A marker that is a control token is only recognised where that token was sampled. `calls_are_tokens` says so of
+    the call markers. `xml` says that the template teaches calls as `<function=…>`, which may then stand alone.
+    """
+
+    think_open: str
+    think_close: str
+    call_open: str
+    call_close: str
+    calls_are_tokens: bool
+    xml: bool
+
+
+@dataclass(frozen=True)
+class Found:
+    """One call read from text: it ends before `end`.
+
+    `shown` says that the agent is to see the markup as text, since no call can be sent for it.
+    """
+
+    end: int
+    call: ParsedCall
+    ambiguous: bool = False
+    shown: bool = False
+
+
+def found(
+    end: int,
+    name: str,
+    arguments: dict[str, object] | str,
+    raw: str,
+    status: CallStatus = "ok",
+    *,
+    ambiguous: bool = False,
+) -> Found:
+    """A `Found` from its parts; a call without a name is shown."""
+    return Found(end, ParsedCall(name, arguments, raw, status), ambiguous, shown=status == "missing_name")
+
+
+def skip_blanks(text: str, at: int) -> int:
+    """The first position from `at` on that is not whitespace."""
+    while at < len(text) and text[at].isspace():
+        at += 1
+    return at
+
+
+def broken_end(text: str, at: int, markup: Markup) -> tuple[int, bool]:
+    """Where a call that cannot be read ends: (start of its close marker or -1, whether another could be meant).
+
+    The first close that ends the text or is followed by another call; where there is none, the last one.
+    """
+    closes, k = [], text.find(markup.call_close, at)
+    while k >= 0:
+        closes.append(k)
+        after = skip_blanks(text, k + len(markup.call_close))
+        if after == len(text) or text.startswith(markup.call_open, after):
+            return k, len(closes) > 1
+        k = text.find(markup.call_close, k + 1)
+    return (closes[-1], len(closes) > 1) if closes else (-1, False)

@@ -1,0 +1,118 @@
+"""Canonical messages in the form a chat template takes them, bent only where the template cannot take them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Any
+
+from sandlot.chat.literals import Guard, strings_in
+from sandlot.chat.markup import CALL_PAIR
+from sandlot.chat.messages import Message, ToolCall
+
+UNPARSED_ARGUMENTS = "unparsed_arguments"
+"""The key under which arguments that are no JSON object are shown to a template, as the raw text they came as."""
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What a template takes, found out by trying at load. Where it does not, `conform` bends the conversation."""
+
+    system_first: bool = True
+    system_later: bool = True
+    user_after_user: bool = True
+    user_after_tool: bool = True
+    tool_role: bool = True
+    calls: bool = True
+    tools: bool = True
+
+
+def conform(messages: Sequence[Message], traits: Traits, *, head: bool = True) -> list[Message]:
+    """The conversation in roles that the template takes. Nothing is dropped.
+
+    A system message it does not take, or a tool result, becomes a user message; calls become text; neighbours that
+    may not stand next to each other are joined by a blank line. Assistant messages part the list, so a tail is
+    conformed as it would be within the whole (`head` is False for a tail).
+    """
+    done: list[Message] = []
+    for index, message in enumerate(messages):
+        if message.role == "system":
+            takes = traits.system_first if head and index == 0 else traits.system_later
+            if not takes:
+                message = Message("user", message.text)
+        elif message.role == "tool" and not traits.tool_role:
+            message = Message("user", message.text)
+        elif message.tool_calls and not traits.calls:
+            calls = [f"{CALL_PAIR[0]}\n{_as_json(call)}\n{CALL_PAIR[1]}" for call in message.tool_calls]
+            message = replace(message, text="\n".join([message.text, *calls] if message.text else calls), tool_calls=())
+        last = done[-1] if done else None
+        if last is not None and message.role == "user" and _must_join(last.role, traits):
+            done[-1] = replace(last, text=f"{last.text}\n\n{message.text}" if last.text else message.text)
+        else:
+            done.append(message)
+    return done
+
+
+def _must_join(role: str, traits: Traits) -> bool:
+    return (role == "user" and not traits.user_after_user) or (role == "tool" and not traits.user_after_tool)
+
+
+def template_messages(messages: Sequence[Message], guard: Guard) -> list[dict[str, Any]]:
+    """Messages as the dicts that chat templates expect, control strings in them cut by `guard`.
+
+    A tool result without a name gets that of the call it answers.
+    """
+    names: dict[str, str] = {}
+    shown = []
+    for message in messages:
+        item: dict[str, Any] = {"role": message.role, "content": guard.text(message.text)}
+        if message.role == "assistant":
+            if message.reasoning:
+                item["reasoning_content"] = guard.text(message.reasoning)
+            if message.tool_calls:
+                item["tool_calls"] = [_call(call, guard) for call in message.tool_calls]
+                names.update((call.id, call.name) for call in message.tool_calls if call.id)
+        elif message.role == "tool":
+            item["tool_call_id"] = short_id(message.tool_call_id)
+            if name := message.tool_name or names.get(message.tool_call_id, ""):
+                item["name"] = guard.text(name)
+        shown.append(item)
+    return shown
+
+
+def _as_json(call: ToolCall) -> str:
+    return json.dumps({"name": call.name, "arguments": shown_arguments(call.arguments)}, ensure_ascii=False)
+
+
+def _call(call: ToolCall, guard: Guard) -> dict[str, Any]:
+    function = {"name": guard.text(call.name), "arguments": guard.value(shown_arguments(call.arguments))}
+    return {"type": "function", "id": short_id(call.id), "function": function}
+
+
+def shown_arguments(arguments: dict[str, Any] | str) -> dict[str, Any]:
+    """Arguments as an object, which every template takes: raw text that is none goes under `UNPARSED_ARGUMENTS`."""
+    if isinstance(arguments, dict):
+        return arguments
+    try:
+        value = json.loads(arguments)
+    except (ValueError, RecursionError):
+        value = None
+    return value if isinstance(value, dict) else {UNPARSED_ARGUMENTS: arguments}
+
+
+def short_id(wire_id: str) -> str:
+    """Nine letters and digits for a call's id, the one form every template takes; the same for the same id."""
+    return blake2b(wire_id.encode("utf-8", "surrogatepass")).hexdigest()[:9]
+
+
+def untrusted_texts(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Every string of a conversation that the template will print."""
+    texts = []
+    for message in messages:
+        texts += [message.text, message.reasoning, message.tool_name]
+        for call in message.tool_calls:
+            texts.append(call.name)
+            texts += strings_in(shown_arguments(call.arguments))
+    return [t for t in [*texts, *strings_in(list(tools))] if t]

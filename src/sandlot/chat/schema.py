@@ -1,0 +1,90 @@
+"""Typing the text of an XML-form argument by the tool's JSON schema."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from sandlot.chat.messages import Tool
+
+
+def properties(tool: Tool | None) -> Mapping[str, Any] | None:
+    """The declared parameters of a tool; None where it declares none."""
+    declared = tool.parameters.get("properties") if tool else None
+    return declared if isinstance(declared, dict) and declared else None
+
+
+def typed(text: str, schema: Any, root: Mapping[str, Any]) -> Any:
+    """`text` as the type its schema allows.
+
+    Where a string is allowed, and where nothing is declared, text stays text (but `null` is null where null is
+    allowed). Text that does not fit the declared type stays text too, so that the tool's own error comes back.
+    """
+    kinds = _kinds(schema, root, depth=0)
+    word = text.strip()
+    if "null" in kinds and word == "null":
+        return None
+    if not kinds or "string" in kinds:
+        return text
+    if "boolean" in kinds and word.lower() in ("true", "false"):
+        return word.lower() == "true"
+    if kinds & {"integer", "number"}:
+        number = _number(word)
+        if number is not None and (isinstance(number, int) or "number" in kinds or number.is_integer()):
+            return int(number) if "number" not in kinds else number
+    if kinds & {"object", "array"}:
+        try:
+            value = json.loads(word, strict=False)
+            json.dumps(value, ensure_ascii=False).encode()
+        except (ValueError, RecursionError):
+            return text
+        if isinstance(value, dict if kinds.isdisjoint({"array"}) else (dict, list) if "object" in kinds else list):
+            return value
+    return text
+
+
+def _number(word: str) -> int | float | None:
+    try:
+        return int(word)
+    except ValueError:
+        pass
+    try:
+        value = float(word)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) and "_" not in word else None
+
+
+def _kinds(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str]:
+    """The JSON types a schema allows; empty where it does not say."""
+    if not isinstance(schema, dict) or depth > 8:
+        return frozenset()
+    if isinstance(ref := schema.get("$ref"), str):
+        return _kinds(_resolve(ref, root), root, depth + 1)
+    declared = schema.get("type")
+    if isinstance(declared, str):
+        return frozenset({declared})
+    if isinstance(declared, list):
+        return frozenset(k for k in declared if isinstance(k, str))
+    for key in ("anyOf", "oneOf", "allOf"):
+        if isinstance(options := schema.get(key), list):
+            kinds = [_kinds(option, root, depth + 1) for option in options]
+            return frozenset().union(*kinds) if all(kinds) else frozenset()
+    values = schema["enum"] if isinstance(schema.get("enum"), list) else [schema["const"]] if "const" in schema else []
+    return frozenset(_kind_of(v) for v in values)
+
+
+def _kind_of(value: Any) -> str:
+    for kind, types in (("boolean", bool), ("integer", int), ("number", float), ("string", str), ("array", list)):
+        if isinstance(value, types):
+            return kind
+    return "null" if value is None else "object"
+
+
+def _resolve(ref: str, root: Mapping[str, Any]) -> Any:
+    node: Any = root
+    for part in ref.removeprefix("#").strip("/").split("/"):
+        node = node.get(part) if isinstance(node, dict) else None
+    return node

@@ -1,0 +1,244 @@
+"""Tool calls in the Qwen3-coder form: `<function=NAME>` and `<parameter=NAME>` with raw values.
+
+Values are not escaped, so a value may hold the markup itself, and models forget close tags. Of all readings the one
+with the least damage is taken: a close tag that is missing costs a half, each tag that stays unmatched inside a value
+or after the call costs one, a parameter the tool does not declare costs three quarters. Where two readings cost the
+same, the one with more parameters, then with the last close tag, is taken and the call is marked ambiguous.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from sandlot.chat.markup import Found, Markup, broken_end, found, skip_blanks
+from sandlot.chat.messages import Tool
+from sandlot.chat.schema import properties, typed
+
+FUNCTION = "<function="
+_BUDGET = 60_000
+"""How many steps the search for the best reading may take before the best one found so far is called ambiguous."""
+
+
+@dataclass(frozen=True)
+class _Tag:
+    kind: str
+    """`function`, `parameter` or `call`."""
+    opens: bool
+    name: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A value that ends at `stop`; then the value of tag `then` begins, or (`then` < 0) the call ends at `end`."""
+
+    cost: float
+    stop: int
+    then: int = -1
+    end: int = 0
+
+
+Reading = tuple[tuple[int, _Step], ...]
+
+
+def read_xml_call(
+    text: str, body: int, markup: Markup, tools: Mapping[str, Tool], reveal: Callable[[str], str], *, bare: bool = False
+) -> Found:
+    """Read the call whose body starts at `body` with `<function=` after blanks.
+
+    `bare`: no call marker opened it, so none has to close it.
+    """
+    tags = _tags(text, body, markup)
+    if not tags or tags[0].kind != "function" or not tags[0].opens or tags[0].start != skip_blanks(text, body):
+        return _broken(text, body, "", markup, reveal, bare)
+    tool = tools.get(tags[0].name)
+    declared = properties(tool)
+    search = _Search(text, tags, declared, bare)
+    readings, exhausted = search.best()
+    if not readings:
+        return _broken(text, body, tags[0].name, markup, reveal, bare)
+    chosen = max(readings, key=lambda r: (len(r), r[-1][1].end))
+    arguments: dict[str, object] = {}
+    for tag_index, step in chosen[1:]:
+        tag = tags[tag_index]
+        value = _trimmed(reveal(text[tag.end : step.stop]))
+        arguments[tag.name] = typed(value, (declared or {}).get(tag.name), tool.parameters if tool else {})
+    end = chosen[-1][1].end
+    raw = reveal(text[body : _body_end(text, end, markup)])
+    return found(end, tags[0].name, arguments, raw, ambiguous=exhausted or len(readings) > 1)
+
+
+def _body_end(text: str, end: int, markup: Markup) -> int:
+    return end - len(markup.call_close) if text.endswith(markup.call_close, 0, end) else end
+
+
+def _trimmed(value: str) -> str:
+    """A value without the one line break that the form puts on either side of it."""
+    return value.removeprefix("\n").removesuffix("\n")
+
+
+def _broken(text: str, body: int, name: str, markup: Markup, reveal: Callable[[str], str], bare: bool) -> Found:
+    close, ambiguous = broken_end(text, body, markup)
+    if close < 0:
+        raw = reveal(text[body:])
+        return found(len(text), name, raw, raw, "unclosed")
+    raw = reveal(text[body:close])
+    end = close + len(markup.call_close)
+    if not name:
+        return found(end, "", raw, raw, "missing_name", ambiguous=ambiguous)
+    return found(end, name, raw.strip(), raw, "invalid_arguments", ambiguous=ambiguous)
+
+
+def _tags(text: str, body: int, markup: Markup) -> list[_Tag]:
+    opening, closing = re.escape(markup.call_open), re.escape(markup.call_close)
+    pattern = re.compile(rf"<(?:(function|parameter)=([^<>\n]+)|/(function|parameter))>|({opening})|({closing})")
+    tags = []
+    for m in pattern.finditer(text, body):
+        kind = m[1] or m[3] or "call"
+        tags.append(_Tag(kind, bool(m[1] or m[4]), (m[2] or "").strip(), m.start(), m.end()))
+    return tags
+
+
+class _Damage:
+    """Counts tags that find no partner, one after the other."""
+
+    def __init__(self) -> None:
+        self.strays = 0
+        self.open: list[str] = []
+
+    def add(self, tag: _Tag) -> None:
+        if tag.opens:
+            self.open.append(tag.kind)
+        elif tag.kind in self.open:
+            while self.open.pop() != tag.kind:
+                self.strays += 1
+        else:
+            self.strays += 1
+
+    @property
+    def total(self) -> int:
+        return self.strays + len(self.open)
+
+
+class _Search:
+    """Cheapest-first search over the readings of one call."""
+
+    def __init__(self, text: str, tags: list[_Tag], declared: Mapping[str, Any] | None, bare: bool) -> None:
+        self.text, self.tags, self.declared, self.bare = text, tags, declared, bare
+        self.steps_left = _BUDGET
+
+    def best(self) -> tuple[list[Reading], bool]:
+        """All readings of the lowest cost, and whether the search was given up before it was sure of them."""
+        bound = self._greedy()
+        order = count()
+        heap: list[tuple[float, int, int, Reading]] = [(0.0, next(order), 0, ())]
+        done: list[Reading] = []
+        while heap and self.steps_left > 0:
+            cost, _, index, path = heapq.heappop(heap)
+            if cost > bound:
+                break
+            if index < 0:
+                bound = cost
+                done.append(path)
+                continue
+            used = {self.tags[i].name for i, _ in path[1:]} | ({self.tags[index].name} if path else set())
+            for step in self._steps(index, used, bound - cost):
+                if cost + step.cost <= bound:
+                    heapq.heappush(heap, (cost + step.cost, next(order), step.then, (*path, (index, step))))
+        exhausted = self.steps_left <= 0
+        if exhausted and not done and self._greedy_path:
+            done = [self._greedy_path]
+        return done, exhausted
+
+    def _greedy(self) -> float:
+        """The cost of the reading that ends every value as early as it can; a bound for the search."""
+        cost, index, used, path = 0.0, 0, set[str](), list[tuple[int, _Step]]()
+        self._greedy_path: Reading = ()
+        while index >= 0:
+            step = next(self._steps(index, used, float("inf")), None)
+            if step is None:
+                return float("inf")
+            cost += step.cost
+            path.append((index, step))
+            index = step.then
+            used.add(self.tags[index].name)
+        self._greedy_path = tuple(path)
+        return cost
+
+    def _steps(self, index: int, used: set[str], bound: float) -> Iterator[_Step]:
+        """The ways in which the value of tag `index` can end, in the order of the text."""
+        first = self.tags[index].kind == "function"
+        inner = _Damage()
+        for j in range(index + 1, len(self.tags)):
+            self.steps_left -= 1
+            if self.steps_left <= 0:
+                return
+            tag = self.tags[j]
+            if first and not self._blank(self.tags[index].end, tag.start):
+                return
+            for step in self._ends(j, used, closes=not first):
+                yield _Step(step.cost + inner.total, step.stop, step.then, step.end)
+            if first:
+                return
+            inner.add(tag)
+            if inner.strays > bound:
+                return
+
+    def _ends(self, j: int, used: set[str], *, closes: bool) -> Iterator[_Step]:
+        """What tag `j` can mean as the end of a value. `closes`: a close tag of the value is expected here."""
+        tag, missing = self.tags[j], 0.5 if closes else 0.0
+        if tag.kind == "parameter" and not tag.opens and closes:
+            after = self._neighbour(j)
+            if after is not None and after.kind == "parameter" and after.opens and after.name not in used:
+                yield _Step(self._undeclared(after.name), tag.start, j + 1)
+            else:
+                yield from self._call_ends(j + 1, tag.start, 0.0, touching=after is not None)
+        elif tag.kind == "parameter" and tag.opens and tag.name not in used:
+            if not closes:
+                yield _Step(self._undeclared(tag.name), tag.start, j)
+            elif self._starts_line(tag.start) and (self.declared is None or tag.name in self.declared):
+                yield _Step(missing, tag.start, j)
+        else:
+            yield from self._call_ends(j, tag.start, missing, touching=True)
+
+    def _call_ends(self, j: int, stop: int, cost: float, *, touching: bool) -> Iterator[_Step]:
+        if not touching or j >= len(self.tags):
+            return
+        tag = self.tags[j]
+        if tag.opens or tag.kind == "parameter":
+            return
+        if tag.kind == "call":
+            yield self._finish(j, stop, cost if self.bare else cost + 0.5, tag.end)
+            return
+        after = self._neighbour(j)
+        if after is not None and after.kind == "call" and not after.opens:
+            yield self._finish(j + 1, stop, cost, after.end)
+        elif self.bare or (after is not None and after.kind == "call"):
+            yield self._finish(j, stop, cost if self.bare else cost + 0.5, tag.end)
+
+    def _finish(self, j: int, stop: int, cost: float, end: int) -> _Step:
+        rest = _Damage()
+        for tag in self.tags[j + 1 :]:
+            self.steps_left -= 1
+            rest.add(tag)
+        return _Step(cost + rest.total, stop, -1, end)
+
+    def _undeclared(self, name: str) -> float:
+        return 0.0 if self.declared is None or name in self.declared else 0.75
+
+    def _neighbour(self, j: int) -> _Tag | None:
+        """The tag after `j` when only blanks part them."""
+        after = self.tags[j + 1] if j + 1 < len(self.tags) else None
+        return after if after is not None and self._blank(self.tags[j].end, after.start) else None
+
+    def _blank(self, start: int, end: int) -> bool:
+        return skip_blanks(self.text, start) >= end
+
+    def _starts_line(self, at: int) -> bool:
+        return at == 0 or self.text[at - 1] == "\n"
