@@ -252,10 +252,12 @@ class TestFrames:
         assert not any("usage" in chunk for chunk in chunks(WIRE.head(told.head, PLAIN) + WIRE.tail(told, PLAIN)))
 
     @pytest.mark.parametrize("finish", ["length", "stop", "tool_calls"])
+    @pytest.mark.parametrize("truncated", [True, False])
     @pytest.mark.parametrize("before", [(), READS[:1]])
-    def test_a_cut_call_is_not_sent(self, finish: str, before: tuple[Any, ...]) -> None:
+    def test_a_cut_call_is_not_sent(self, finish: str, before: tuple[Any, ...], truncated: bool) -> None:
+        """Whatever the engine and the parser say of the end: an unclosed call is a cut turn."""
         cut = call("write_file", {"path": "/w/a.py", "content": "def f():\n    retu"}, "unclosed")
-        told = answer(WIRE, Reply("so", calls=(*before, cut), truncated=True), finish=finish)
+        told = answer(WIRE, Reply("so", calls=(*before, cut), truncated=truncated), finish=finish)
         choice = msgspec.json.decode(WIRE.body(told))["choices"][0]
         stream = chunks(WIRE.tail(told, PLAIN))
         assert stream[-1]["choices"][0]["finish_reason"] == choice["finish_reason"] == "length"
