@@ -1,0 +1,81 @@
+"""Tells at start whether an engine's logprobs are those of the distribution it samples from."""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import Sequence
+
+from sandlot.engine.base import Engine, SamplingParams
+from sandlot.errors import ConfigError, ContextOverflowError, EngineEvidenceError
+
+TEMPERATURE = 0.7
+_TOKENS = 32
+_ROUNDS = 4
+_ENOUGH = 16
+_NOISE = 0.05
+"""What numeric noise of a low-precision engine moves a logprob on average."""
+_SLACK = 0.3
+"""What it may move a single one."""
+_MEANINGFUL = 0.05
+"""Tokens that were this certain look alike at every temperature."""
+
+
+async def probe(engine: Engine, sampling: SamplingParams, *, prompt_ids: Sequence[int] = tuple(range(100, 132))) -> str:
+    """The mode of the engine's logprobs, measured: `processed`, `raw`, or `unknown` where it cannot be told.
+
+    Samples some tokens at temperature 0.7 and scores them again at 1. Raises `ConfigError` if they are raw while the
+    run's `sampling` has another temperature than 1 or truncates, and `EngineEvidenceError` if they fit neither.
+    `prompt_ids` is what is continued; any ids of the vocabulary do.
+    """
+    sampled: list[float] = []
+    scored: list[float] = []
+    seed_params = SamplingParams(temperature=TEMPERATURE, max_tokens=_TOKENS)
+    for k in range(_ROUNDS):
+        # A different start each time, because an answer may end at its first token.
+        prompt = [*prompt_ids[k:], *prompt_ids[:k]]
+        done = await engine.generate(prompt, seed_params, request_id=f"probe-{uuid.uuid4().hex}", session_id="probe")
+        try:
+            scores = await engine.score([*prompt, *done.output_ids])
+        except ContextOverflowError:
+            raise
+        except EngineEvidenceError:
+            return "unknown"
+        sampled += done.logprobs
+        scored += scores[len(prompt) - 1 :]
+        if len(sampled) >= _ENOUGH:
+            break
+    vocab_size = (await engine.info()).vocab_size
+    mode = judge(sampled, scored, TEMPERATURE, vocab_size)
+    if mode == "wrong":
+        raise EngineEvidenceError(
+            "the engine's logprobs belong neither to what it samples nor to its model "
+            "(a test of 32 tokens at temperature 0.7, scored again at 1): use another version of it"
+        )
+    if mode == "raw" and not is_plain(sampling):
+        raise ConfigError(
+            "the engine gives logprobs from before temperature and truncation, which would make every importance ratio "
+            "wrong: start vLLM with --logprobs-mode processed_logprobs, or sample at temperature 1 without truncation"
+        )
+    return mode
+
+
+def is_plain(sampling: SamplingParams) -> bool:
+    """Whether raw and processed logprobs are the same thing for this run."""
+    return sampling.temperature == 1 and sampling.top_p >= 1 and sampling.top_k <= 0
+
+
+def judge(sampled: Sequence[float], scored: Sequence[float], temperature: float, vocab_size: int | None) -> str:
+    """`processed`, `raw`, `unknown` or `wrong`, from logprobs given at `temperature` < 1 and scores at 1.
+
+    With p the probability at 1, the one at T is p^(1/T) / Z, and V^(1 - 1/T) <= Z <= 1 for V tokens. So a processed
+    logprob lies between score / T and score / T + (1/T - 1) log V; a raw one equals the score.
+    """
+    pairs = [(a, s) for a, s in zip(sampled, scored, strict=True) if min(a, s) < -_MEANINGFUL]
+    if len(pairs) < 4:
+        return "unknown"
+    if sum(abs(a - s) for a, s in pairs) / len(pairs) < _NOISE:
+        return "raw"
+    reach = (1 / temperature - 1) * math.log(vocab_size or 1 << 20)
+    fits = all(s / temperature - _SLACK <= a <= min(0.0, s / temperature + reach) + _SLACK for a, s in pairs)
+    return "processed" if fits else "wrong"

@@ -1,0 +1,284 @@
+"""The client of vLLM's `POST /inference/v1/generate`; the embedded and the scripted server speak the same."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from sandlot.engine.base import EngineInfo, Generation, SamplingParams, VersionSpan, checked
+from sandlot.engine.wire import ABORT, GENERATE, ID_PREFIX, GenerateReply
+from sandlot.errors import ConfigError, ContextOverflowError, EngineError, EngineEvidenceError
+
+# Said in every request, because a server may have other defaults and each would change the distribution.
+_PLAIN = {
+    "n": 1,
+    "min_p": 0.0,
+    "min_tokens": 0,
+    "ignore_eos": False,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+}
+
+_reply_decoder = msgspec.json.Decoder(GenerateReply)
+_TOO_LONG = re.compile(r"maximum (context|model) length|max_model_len|longer than the maximum", re.IGNORECASE)
+# Below uvicorn's 5 s, so that a pooled connection is never used while the server closes it.
+_KEEP_ALIVE_S = 4.0
+_CONNECT_S = 10.0
+_SHORT = aiohttp.ClientTimeout(total=15)
+
+
+class VllmEngine:
+    """One server (or one address of many). Use it in one event loop; `close` it at the end."""
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str | None = None,
+        api_key: str | None = None,
+        *,
+        timeout_s: float = 3600.0,
+    ) -> None:
+        """`model` picks a served model or LoRA adapter; without it the server's only one answers."""
+        if not base_url.startswith(("http://", "https://")):
+            raise ConfigError(f"the engine address {base_url!r} is not a URL: write http://HOST:PORT")
+        self.base_url = base_url.rstrip("/").removesuffix("/v1")
+        self.model = model
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=_CONNECT_S)
+        self._session: aiohttp.ClientSession | None = None
+        self._info: EngineInfo | None = None
+        self._aborting: set[asyncio.Task[None]] = set()
+
+    async def info(self) -> EngineInfo:
+        served = _object(await self._json("GET", "/v1/models")).get("data")
+        entries = [e for e in served if isinstance(e, dict)] if isinstance(served, list) else []
+        entry = next((e for e in entries if self.model in (None, e.get("id"))), None)
+        if entry is None:
+            ids = ", ".join(str(e.get("id")) for e in entries) or "no model at all"
+            raise EngineError(f"{self.base_url} does not serve {self.model!r}, it serves {ids}", retryable=False)
+        limit = entry.get("max_model_len") or self._parent_limit(entry, entries)
+        if not isinstance(limit, int):
+            raise EngineError(
+                f"{self.base_url}/v1/models does not say max_model_len: serve the model with vLLM", retryable=False
+            )
+        version = _object(await self._json("GET", "/version")).get("version")
+        own = _object(entry.get("sandlot") or {})
+        self._info = EngineInfo(
+            name=own.get("engine", "vllm"),
+            model=str(entry.get("id")),
+            max_context=limit,
+            logprobs_mode=own.get("logprobs_mode", "unknown"),
+            weight_version=str(own.get("weight_version", "0")),
+            vocab_size=own.get("vocab_size"),
+            extra={"version": version, "url": self.base_url},
+        )
+        return self._info
+
+    @staticmethod
+    def _parent_limit(entry: dict[str, Any], entries: Sequence[dict[str, Any]]) -> Any:
+        """A LoRA adapter's entry leaves its length to the model it adapts."""
+        return next((e.get("max_model_len") for e in entries if e.get("id") == entry.get("parent")), None)
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: SamplingParams, *, request_id: str, session_id: str
+    ) -> Generation:
+        limit = (self._info or await self.info()).max_context
+        room = limit - len(prompt_ids)
+        if room <= 0:
+            raise ContextOverflowError(len(prompt_ids), limit)
+        params: dict[str, Any] = {
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "max_tokens": min(sampling.max_tokens or room, room),
+            "stop_token_ids": list(sampling.stop_token_ids),
+            "logprobs": 0,
+            "skip_special_tokens": False,
+            **_PLAIN,
+        }
+        if sampling.seed is not None:
+            params["seed"] = sampling.seed
+        reply = await self._generate(prompt_ids, params, request_id, session_id)
+        return _generation(reply)
+
+    async def score(self, token_ids: Sequence[int]) -> list[float]:
+        limit = (self._info or await self.info()).max_context
+        if len(token_ids) >= limit:
+            raise ContextOverflowError(len(token_ids), limit)
+        params = {"temperature": 1.0, "max_tokens": 1, "prompt_logprobs": 0}
+        reply = await self._generate(token_ids, params, None, None)
+        entries = reply.prompt_logprobs
+        if entries is None or len(entries) != len(token_ids):
+            got = "none" if entries is None else str(len(entries))
+            raise EngineEvidenceError(f"the engine scored {got} of {len(token_ids)} prompt tokens")
+        result: list[float] = []
+        for at, (token, entry) in enumerate(zip(token_ids, entries, strict=True)):
+            if at == 0:
+                continue
+            found = (entry or {}).get(str(token))
+            if found is None or found.logprob is None or not -9999.0 < found.logprob <= 1e-4:
+                raise EngineEvidenceError(f"the engine gives no usable score for the prompt token at position {at}")
+            result.append(found.logprob)
+        return result
+
+    async def close(self) -> None:
+        if self._aborting:
+            await asyncio.wait(self._aborting)
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def _generate(
+        self, ids: Sequence[int], params: dict[str, Any], request_id: str | None, session_id: str | None
+    ) -> GenerateReply:
+        body: dict[str, Any] = {"token_ids": list(ids), "sampling_params": params}
+        if request_id is not None:
+            body["request_id"] = request_id
+        if self.model is not None:
+            body["model"] = self.model
+        headers = {"X-Session-ID": session_id} if session_id else {}
+        try:
+            status, raw = await self._request("POST", GENERATE, msgspec.json.encode(body), headers)
+        except asyncio.CancelledError:
+            # Closing the connection frees the slot; a proxy in between may hide that, so say it as well.
+            if request_id is not None:
+                self._abort(request_id)
+            raise
+        if status != 200:
+            raise self._failure(status, raw, len(ids))
+        try:
+            return _reply_decoder.decode(raw)
+        except msgspec.DecodeError as e:
+            raise EngineEvidenceError(
+                f"the engine's reply is refused: it is not the JSON of {GENERATE} ({e}); nothing was recorded"
+            ) from e
+
+    def _abort(self, request_id: str) -> None:
+        async def send() -> None:
+            body = msgspec.json.encode({"request_ids": [ID_PREFIX + request_id]})
+            with contextlib.suppress(EngineError):
+                await self._request("POST", ABORT, body, {}, _SHORT)
+
+        task = asyncio.get_running_loop().create_task(send())
+        self._aborting.add(task)
+        task.add_done_callback(self._aborting.discard)
+
+    async def _json(self, method: str, path: str) -> Any:
+        status, raw = await self._request(method, path, None, {}, _SHORT)
+        if status != 200:
+            raise self._failure(status, raw, 0, path)
+        try:
+            return msgspec.json.decode(raw)
+        except msgspec.DecodeError as e:
+            raise EngineError(
+                f"{self.base_url}{path} does not answer in JSON: is it an engine?", retryable=False
+            ) from e
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        headers: dict[str, str],
+        timeout: aiohttp.ClientTimeout | None = None,
+    ) -> tuple[int, bytes]:
+        if self._session is None:
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S)
+            self._session = aiohttp.ClientSession(connector=connector, headers=self._headers, timeout=self._timeout)
+        if body is not None:
+            headers = {**headers, "Content-Type": "application/json"}
+        try:
+            async with self._session.request(
+                method, self.base_url + path, data=body, headers=headers, timeout=timeout or self._timeout
+            ) as response:
+                return response.status, await response.read()
+        except aiohttp.ClientConnectorError as e:
+            raise EngineError(
+                f"no engine answers at {self.base_url} ({e.os_error.strerror or e}): start it, or give its address "
+                "with --engine URL"
+            ) from e
+        except TimeoutError as e:
+            raise EngineError(f"the engine at {self.base_url} did not answer {path} in time") from e
+        except aiohttp.ClientError as e:
+            raise EngineError(
+                f"the connection to the engine at {self.base_url} broke ({type(e).__name__}: {e}): see its log"
+            ) from e
+
+    def _failure(self, status: int, raw: bytes, prompt_tokens: int, path: str = GENERATE) -> Exception:
+        """The error that an answer other than 200 means."""
+        message = _message(raw)
+        where = f"{self.base_url}{path}"
+        if status == 400 and self._info is not None and _TOO_LONG.search(message):
+            return ContextOverflowError(prompt_tokens, self._info.max_context)
+        if status == 401:
+            return EngineError(f"{where} wants another API key: {message}", retryable=False)
+        if status == 403:
+            return EngineError(
+                f"{where} is switched off there: start vLLM with --enable-scale-out ({message})", retryable=False
+            )
+        if status == 404 and self.model is not None and self.model in message:
+            return EngineError(f"{self.base_url} does not serve the model {self.model!r}: {message}", retryable=False)
+        if status in (404, 405):
+            return EngineError(
+                f"{where} does not exist there: the engine must be vLLM 0.32 or newer, or Sandlot's own",
+                retryable=False,
+            )
+        retryable = status >= 500 or status in (408, 425, 429)
+        return EngineError(f"the engine at {where} answered {status}: {message}", retryable=retryable)
+
+
+def _generation(reply: GenerateReply) -> Generation:
+    """The reply's evidence, taken as it is and checked; what is missing is refused."""
+
+    def refuse(why: str) -> EngineEvidenceError:
+        return EngineEvidenceError(
+            f"the engine's reply is refused: {why}; nothing was recorded, the call may be repeated"
+        )
+
+    if len(reply.choices) != 1:
+        raise refuse(f"it holds {len(reply.choices)} choices instead of one")
+    choice = reply.choices[0]
+    entries = choice.logprobs.content if choice.logprobs else None
+    if choice.finish_reason is not None and choice.finish_reason not in ("stop", "length"):
+        raise refuse(f"finish reason {choice.finish_reason!r} is not a finished turn")
+    if entries is None:
+        raise refuse("it has no logprobs")
+    usage = reply.usage
+    details = usage.prompt_tokens_details if usage else None
+    generation = Generation(
+        output_ids=tuple(choice.token_ids or ()),
+        logprobs=tuple(math.nan if e.logprob is None else e.logprob for e in entries),
+        finish_reason=choice.finish_reason or "null",
+        stop_reason=choice.stop_reason,
+        versions=tuple(VersionSpan(s.version, s.start, s.end) for s in choice.weight_versions or ()),
+        routed_experts=choice.routed_experts,
+        cached_tokens=details.cached_tokens if details else None,
+    )
+    return checked(
+        generation,
+        logprob_ids=[e.token_id for e in entries],
+        reported_tokens=usage.completion_tokens if usage else None,
+    )
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _message(raw: bytes) -> str:
+    """The sentence in an error body, whatever its shape."""
+    try:
+        body = _object(msgspec.json.decode(raw))
+    except msgspec.DecodeError:
+        body = {}
+    error = body.get("error", body.get("detail", body.get("message")))
+    text = error.get("message") if isinstance(error, dict) else error
+    return (str(text) if text else raw.decode(errors="replace"))[:500] or "no reason given"

