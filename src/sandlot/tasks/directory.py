@@ -1,4 +1,7 @@
-"""Loader of plain task directories: `<id>/{task.toml,statement.md,gold.patch,tests/,repo.fi or repo/}`."""
+"""Loader of plain task directories: `<id>/{task.toml,statement.md,gold.patch,tests/,repo.fi or repo/}`.
+
+`grading.files` names the directory of the hidden tests, `tests` say. It is put into the workdir under the same name.
+"""
 
 from __future__ import annotations
 
@@ -152,14 +155,17 @@ def _grading(path: Path, spec: _Pytest | _Command) -> Grading:
     files: dict[str, bytes] = {}
     if spec.files is not None:
         directory = inside(path, spec.files, "grading.files", where)
-        root = _root(path, directory, spec, where)
         for file in sorted(directory.rglob("*")):
             if file.is_symlink() or "__pycache__" in file.parts:
                 continue
             if file.is_file():
-                files[file.relative_to(root).as_posix()] = file.read_bytes()
+                files[file.relative_to(path).as_posix()] = file.read_bytes()
         if not files:
             raise TaskError(f"{where}: grading.files: {spec.files!r} holds no file")
+    if isinstance(spec, _Pytest):
+        for name in spec.fail_to_pass:
+            if name.partition("::")[0] not in files:
+                raise TaskError(f"{where}: grading.fail_to_pass: {name!r} is in no file of {spec.files!r}")
     if isinstance(spec, _Command):
         return CommandGrading(command=spec.command, files=files, timeout=spec.timeout)
     return PytestGrading(
@@ -168,18 +174,6 @@ def _grading(path: Path, spec: _Pytest | _Command) -> Grading:
         pass_to_pass=tuple(spec.pass_to_pass),
         timeout=spec.timeout,
     )
-
-
-def _root(path: Path, directory: Path, spec: _Pytest | _Command, where: str) -> Path:
-    """What the paths of the hidden files count from: their directory, or the task's when the test ids start there."""
-    if isinstance(spec, _Command):
-        return directory
-    named = [name.partition("::")[0] for name in spec.fail_to_pass]
-    for root in (directory, path):
-        if all((root / name).is_file() and (root / name).is_relative_to(directory) for name in named):
-            return root
-    missing = next(name for name in named if not (directory / name).is_file())
-    raise TaskError(f"{where}: grading.fail_to_pass: {missing!r} is not among the files of {spec.files!r}")
 
 
 def _repository(file: Path, spec: _Repository | None) -> Repository | None:

@@ -8,30 +8,41 @@ import os
 import re
 import tarfile
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
 from sandlot.errors import SandboxError
 from sandlot.sandbox import AGENT_USER, Sandbox
-from sandlot.workspace.git import Change, Entry, GitError, Store
+from sandlot.workspace.git import Change, GitError, Store
 from sandlot.workspace.patch import Patch
 from sandlot.workspace.prepare import GIT_NAMES, Prepared
 from sandlot.workspace.snapshot import ignored, read_tar, spool
 
 
 @dataclass(frozen=True)
+class File:
+    """What to write at a path: git's mode and the content (of a link: its target)."""
+
+    mode: str
+    content: bytes
+
+
+@dataclass(frozen=True)
 class Applied:
     """What became of a patch. `ok` is false when nothing was applied, and `reason` says why.
 
-    `tree` is the tree that the workdir has now, proven by reading it back. `files` are the changed paths, `skipped`
-    those whose part of a foreign patch names a binary change without its data, which nobody can apply.
+    `tree` is the tree that the workdir has now, proven by reading it back. `changes` are its differences to the base
+    and `contents` the blobs on their new side by id. `skipped` are those parts of a foreign patch that name a binary
+    change without its data, which nobody can apply.
     """
 
     ok: bool
     tree: str
     reason: str = ""
-    files: tuple[bytes, ...] = ()
+    changes: tuple[Change, ...] = ()
+    contents: Mapping[str, bytes] = field(default_factory=dict)
     skipped: tuple[str, ...] = ()
 
 
@@ -59,37 +70,34 @@ async def apply_patch(
             f"the patch does not apply to the base tree: {error.stderr.decode('utf-8', 'replace').strip() or error}"
         )
         return Applied(False, prepared.base_tree, reason)
-    await write_changes(sandbox, planned.changes, planned.contents, workdir=workdir)
+    files = {c.path: File(c.new.mode, planned.contents[c.new.blob]) if c.new else None for c in planned.changes}
+    await write_files(sandbox, files, workdir=workdir)
     with await spool(sandbox.download_tar(workdir, exclude_names=GIT_NAMES)) as tar:
         tree = await asyncio.to_thread(tree_of_tar, tar, prepared, planned)
     if tree != planned.tree:
         raise SandboxError(f"the workdir has the tree {tree} after writing the patch, not {planned.tree}")
-    return Applied(True, tree, "", tuple(change.path for change in planned.changes), planned.skipped)
+    return Applied(True, tree, "", tuple(planned.changes), planned.contents, planned.skipped)
 
 
-async def write_changes(
-    sandbox: Sandbox, changes: list[Change], contents: dict[str, bytes], *, workdir: str, user: str = AGENT_USER
+async def write_files(
+    sandbox: Sandbox, files: Mapping[bytes, File | None], *, workdir: str, user: str = AGENT_USER
 ) -> None:
-    """Make the changes in the workdir: delete what goes or is replaced, with directories left empty; write the rest."""
-    if not changes:
+    """Put files (or, with None, nothing) at paths of the workdir, whatever is there now; directories left empty go."""
+    if not files:
         return
-    gone = b"".join(b"./" + change.path + b"\0" for change in changes)
+    gone = b"".join(b"./" + path + b"\0" for path in files)
     removed = await sandbox.exec("xargs -0 rm -rf --", user="root", cwd=workdir, stdin=gone, timeout=600)
-    parents = b"".join(
-        b"./" + change.path.rpartition(b"/")[0] + b"\0"
-        for change in changes
-        if change.new is None and b"/" in change.path
-    )
-    if removed.ok and parents:
-        # `rmdir -p` ends with an error at `.` or at a directory that is still needed: as it should.
-        await sandbox.exec(
-            "xargs -0 -n 1 rmdir -p -- 2>/dev/null", user="root", cwd=workdir, stdin=parents, timeout=600
-        )
     if not removed.ok:
-        raise SandboxError(f"files that the patch changes could not be removed: {removed.text()[-1000:]}")
-    new = {change.path: change.new for change in changes if change.new is not None}
-    if new:
-        await sandbox.upload_tar(workdir, _tar(new, contents), user=user)
+        raise SandboxError(f"files in {workdir} could not be removed: {removed.text()[-1000:]}")
+    parents = {path.rpartition(b"/")[0] for path, file in files.items() if file is None and b"/" in path}
+    if parents:
+        # `rmdir -p` ends with an error at `.` or at a directory that is still needed: as it should.
+        emptied = b"".join(b"./" + parent + b"\0" for parent in sorted(parents, reverse=True))
+        await sandbox.exec(
+            "xargs -0 -n 1 rmdir -p -- 2>/dev/null", user="root", cwd=workdir, stdin=emptied, timeout=600
+        )
+    if new := {path: file for path, file in files.items() if file is not None}:
+        await sandbox.upload_tar(workdir, _tar(new), user=user)
 
 
 def tree_of_tar(tar: IO[bytes], prepared: Prepared, planned: _Planned | None = None) -> str:
@@ -149,17 +157,16 @@ def without_stubs(diff: bytes) -> tuple[bytes, tuple[str, ...]]:
     return b"".join(kept), tuple(skipped)
 
 
-def _tar(new: dict[bytes, Entry], contents: dict[str, bytes]) -> bytes:
+def _tar(files: Mapping[bytes, File]) -> bytes:
     """A tar of files and links with git's modes."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT, errors="surrogateescape") as tar:
-        for path, entry in new.items():
+        for path, file in files.items():
             member = tarfile.TarInfo(os.fsdecode(path))
-            data = contents[entry.blob]
-            if entry.mode == "120000":
-                member.type, member.linkname, member.mode = tarfile.SYMTYPE, os.fsdecode(data), 0o777
+            if file.mode == "120000":
+                member.type, member.linkname, member.mode = tarfile.SYMTYPE, os.fsdecode(file.content), 0o777
                 tar.addfile(member)
                 continue
-            member.size, member.mode = len(data), 0o755 if entry.mode == "100755" else 0o644
-            tar.addfile(member, io.BytesIO(data))
+            member.size, member.mode = len(file.content), 0o755 if file.mode == "100755" else 0o644
+            tar.addfile(member, io.BytesIO(file.content))
     return buffer.getvalue()

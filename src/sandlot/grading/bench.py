@@ -1,0 +1,242 @@
+"""The sandbox in which one patch is graded: made, prepared, patched, and given the hidden tests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from sandlot.errors import GradingError
+from sandlot.grading import runtime
+from sandlot.grading.protect import reverted, test_roots
+from sandlot.grading.witness import Report, control_source, doubts, read_report
+from sandlot.sandbox import AGENT_USER, ExecResult, Layer, Sandbox, SandboxBackend, SandboxSpec
+from sandlot.tasks.rows import test_checkouts
+from sandlot.tasks.task import SweProGrading, Task
+from sandlot.workspace import Patch, Prepared, apply_patch, prepare
+from sandlot.workspace.apply import Applied, File, write_files
+from sandlot.workspace.git import Change
+from sandlot.workspace.prepare import hidden_files_at
+
+WORKER = "/opt/sandlot/grading"
+_CONTROL_TIMEOUT = 60.0
+_LOG_TAIL = 64 << 10
+
+
+_LOCK_TREES = """set -e
+for root; do
+    [ -d "$root" ] || continue
+    chown -Rh root: "./$root"
+    find "./$root" -type d -exec chmod 1777 {} +
+done
+find . -name conftest.py -exec chown -h root: {} +
+"""
+_LOCK_DIRECTORIES = """set -e
+for directory; do
+    [ -d "$directory" ] || continue
+    chown -h root: "./$directory"
+    chmod 1777 "./$directory"
+done
+"""
+
+
+@dataclass
+class Bench:
+    """Everything a grader needs. `evidence` is what the verdict will show; graders add to it.
+
+    `checked_out` are test files that the task takes from a later revision, read before that was removed.
+    """
+
+    task: Task
+    sandbox: Sandbox
+    prepared: Prepared
+    applied: Applied
+    evidence: dict[str, Any] = field(default_factory=dict)
+    checked_out: Mapping[str, bytes] = field(default_factory=dict)
+
+    async def put_hidden(self, files: Mapping[str, bytes], tests: Iterable[str] = ()) -> None:
+        """Take back what the patch may not decide, then put the hidden `files` in, owned by root.
+
+        `tests` are other paths of the repository that are tests too. Directories above hidden files and the test
+        directories become root's, with the sticky bit: code under test may add files there, but not replace these.
+        """
+        hidden = [*files, *tests]
+        old = {change.path: change.old for change in self.applied.changes if change.old is not None}
+        blobs = await asyncio.to_thread(lambda: list(self.prepared.store.blobs([entry.blob for entry in old.values()])))
+        old_content = dict(zip(old, blobs, strict=True))
+
+        def contents(change: Change) -> tuple[bytes | None, bytes | None]:
+            new = None if change.new is None else self.applied.contents[change.new.blob]
+            return old_content.get(change.path), new
+
+        back = reverted(self.applied.changes, hidden=hidden, patterns=self.task.protected, contents=contents)
+        self.evidence["reverted"] = [change.path.decode("utf-8", "backslashreplace") for change in back]
+        # What the patch added goes first, so that nothing of it stands in the way of what returns.
+        for added in (True, False):
+            await write_files(
+                self.sandbox,
+                {
+                    c.path: File(c.old.mode, old_content[c.path]) if c.old else None
+                    for c in back
+                    if (not c.old) is added
+                },
+                workdir=self.task.workdir,
+            )
+        put: dict[bytes, File | None] = {path.encode(): File("100644", data) for path, data in files.items()}
+        await write_files(self.sandbox, put, workdir=self.task.workdir, user="root")
+        self.evidence["hidden"] = list(files)
+        await self._lock(hidden)
+
+    async def _lock(self, hidden: list[str]) -> None:
+        directories = {str(parent) for path in hidden for parent in PurePosixPath(path).parents} | {"."}
+        for script, paths in ((_LOCK_TREES, test_roots(hidden)), (_LOCK_DIRECTORIES, directories)):
+            locked = await self.sandbox.exec(
+                ["/bin/sh", "-c", script, "sh", *sorted(paths)], user="root", cwd=self.task.workdir, timeout=600
+            )
+            if not locked.ok:
+                raise GradingError(f"the hidden tests could not be locked: {locked.text()[-1000:]}")
+
+    async def put_controls(self, directories: Iterable[str], names: Iterable[str]) -> list[str]:
+        """Put one file of control tests into each directory, under a name nobody knows; their paths."""
+        source = control_source(names)
+        controls = [str(PurePosixPath(directory) / f"test_{secrets.token_hex(6)}.py") for directory in directories]
+        files: dict[bytes, File | None] = {path.encode(): File("100644", source) for path in controls}
+        await write_files(self.sandbox, files, workdir=self.task.workdir, user="root")
+        return controls
+
+    async def work(
+        self, mode: str, *, controls: list[str], timeout: float, label: str = "tests", **more: Any
+    ) -> tuple[Report, ExecResult]:
+        """Run the worker as the agent user. Its report, and how its process ended; both go into the evidence."""
+        nonce = secrets.token_hex(16)
+        order: dict[str, Any] = {
+            "mode": mode,
+            "nonce": nonce,
+            "workdir": self.task.workdir,
+            "controls": controls,
+            **more,
+        }
+        order["libraries"] = runtime.libraries(self.task.image)
+        result = await self.sandbox.exec(
+            [
+                runtime.interpreter(self.task.image),
+                *(["-I"] if mode != "command" else ["-E", "-s"]),
+                f"{WORKER}/run.py",
+            ],
+            user=AGENT_USER,
+            cwd="/",
+            env=_git_trusts_the_workdir(),
+            stdin=json.dumps(order).encode(),
+            timeout=timeout,
+        )
+        report = read_report(result.stdout, nonce)
+        self.evidence.setdefault("runs", []).append(
+            {
+                "label": label,
+                "mode": mode,
+                "order": {key: value for key, value in more.items() if key in ("files", "argv", "script")},
+                "exit_code": result.exit_code,
+                "timed_out": result.timed_out,
+                "out_of_memory": result.out_of_memory,
+                "truncated": result.truncated,
+                "duration": result.duration,
+                "log": result.stderr[-_LOG_TAIL:].decode("utf-8", "replace"),
+                "texts": report.texts,
+                "collect_errors": report.errors,
+                "versions": dict(report.versions),
+                "stray": report.stray.decode("utf-8", "replace"),
+            }
+        )
+        if not report.started:
+            said = result.stderr[-500:].decode("utf-8", "replace").strip() or "no output"
+            raise GradingError(f"the test runner did not start ({said})")
+        return report, result
+
+    async def runner_works(self, *, pytest: bool = True) -> None:
+        """After a run that broke off: the control tests alone (or, without pytest, a command) must still run here.
+
+        If they do not it was not the patch's doing: `GradingError`.
+        """
+        await self.sandbox.kill_processes()
+        if not pytest:
+            if not (done := await self.sandbox.exec(["true"])).ok:
+                raise GradingError(f"the sandbox cannot be used after the tests: {done.text()[-500:]}")
+            return
+        made = await self.sandbox.exec("mkdir -p /tmp/control && chmod 755 /tmp/control", user="root")
+        if not made.ok:
+            raise GradingError(f"the sandbox cannot be used after the tests: {made.text()[-500:]}")
+        name = f"test_{secrets.token_hex(6)}.py"
+        await self.sandbox.write_file(f"/tmp/control/{name}", control_source(()), user="root")
+        bench = replace(self, task=replace(self.task, workdir="/tmp/control"))
+        report, result = await bench.work(
+            "pytest", controls=[name], timeout=_CONTROL_TIMEOUT, label="control", required=[], files=[name]
+        )
+        if found := doubts(report, result, [name]):
+            raise GradingError(f"the test runner does not work in this sandbox: {found[0]}")
+
+
+def _old_file(change: Change, contents: Mapping[bytes, bytes]) -> File | None:
+    return None if change.old is None else File(change.old.mode, contents[change.path])
+
+
+def _git_trusts_the_workdir() -> dict[str, str]:
+    """Tests that call git find a workdir that is root's; git would refuse it without this."""
+    return {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*"}
+
+
+def bench_spec(task: Task, spec: SandboxSpec | None) -> SandboxSpec:
+    """What the grading sandbox boots: the task's image without network, with the runner's layers. Blocking."""
+    base = spec or SandboxSpec()
+    image = task.image
+    mounted = {layer.mount_point for layer in base.layers}
+    own = (*runtime.runtime_layers(image), Layer(Path(__file__).with_name("worker"), WORKER))
+    return replace(
+        base,
+        image=image,
+        workdir=task.workdir,
+        network="off",
+        snapshot=None,
+        layers=(*base.layers, *(layer for layer in own if layer.mount_point not in mounted)),
+        env={**base.env, **runtime.runtime_env(image)},
+        labels={**base.labels, "phase": "grade", "task": task.id},
+    )
+
+
+@asynccontextmanager
+async def opened(
+    task: Task, patch: Patch | bytes, backend: SandboxBackend, spec: SandboxSpec | None, evidence: dict[str, Any]
+) -> AsyncIterator[Bench]:
+    """A fresh sandbox with the task's workspace and the patch applied."""
+    boot = await asyncio.to_thread(bench_spec, task, spec)
+    async with await backend.create(boot) as sandbox:
+        evidence["sandbox"] = dict(sandbox.facts)
+        checked_out = await _checked_out(sandbox, task)
+        prepared = await prepare(sandbox, task)
+        evidence["base_commit"], evidence["base_tree"] = prepared.base_commit, prepared.base_tree
+        applied = await apply_patch(sandbox, patch, prepared, workdir=task.workdir, exact=not task.setup)
+        evidence["applied"] = {
+            "ok": applied.ok,
+            "tree": applied.tree,
+            "reason": applied.reason,
+            "files": [change.path.decode("utf-8", "backslashreplace") for change in applied.changes],
+            "skipped": list(applied.skipped),
+        }
+        if not applied.ok:
+            raise GradingError(applied.reason)
+        yield Bench(task, sandbox, prepared, applied, evidence, checked_out)
+
+
+async def _checked_out(sandbox: Sandbox, task: Task) -> dict[str, bytes]:
+    """The files that `before_repo_set_cmd` checks out of a later revision."""
+    grading = task.grading
+    files: dict[str, bytes] = {}
+    if isinstance(grading, SweProGrading):
+        for revision, paths in test_checkouts(grading.before_repo_set_cmd):
+            wanted = tuple(path for path in paths if path not in grading.files)
+            files.update(await hidden_files_at(sandbox, task, revision, wanted))
+    return files

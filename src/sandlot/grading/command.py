@@ -1,0 +1,79 @@
+"""The grader of a shell command (`eval_cmd`): its exit status, and the test sessions that it started."""
+
+from __future__ import annotations
+
+import re
+
+from sandlot.errors import GradingError
+from sandlot.grading.bench import Bench
+from sandlot.grading.names import PASSED
+from sandlot.grading.verdict import Verdict
+from sandlot.grading.witness import Report
+from sandlot.sandbox import ExecResult
+from sandlot.tasks.task import CommandGrading
+
+_MENTIONS_PYTEST = re.compile(r"\b(pytest|py\.test)\b")
+_TEST_PATH = re.compile(r"[\w./-]+\.py\b")
+
+
+async def grade_command(bench: Bench) -> Verdict:
+    """Reward 1 when the command ends with status 0 and every pytest session that it started was finished, with at least
+    one test passed and none failed.
+
+    A status alone is no proof: code under test can end its process with 0 before a test ran. A command that runs no
+    pytest is judged by its status alone. One that names pytest but of which no session was seen is ungraded.
+    """
+    grading = bench.task.grading
+    assert isinstance(grading, CommandGrading)
+    named = [path.removeprefix("./") for path in _TEST_PATH.findall(grading.command)]
+    await bench.put_hidden(grading.files, [path for path in named if is_test(path)])
+    report, result = await bench.work(
+        "command", controls=[], timeout=grading.timeout, argv=["/bin/sh", "-c", grading.command]
+    )
+    tests = dict(report.tests)
+    if detail := interrupted(report, result, grading.timeout):
+        await bench.runner_works(pytest=bool(report.sessions))
+    elif report.ended != 0:
+        detail = f"the command ended with status {report.ended}"
+    elif unfinished := session_fault(report):
+        detail = unfinished
+    elif _MENTIONS_PYTEST.search(grading.command) and not report.sessions:
+        raise GradingError("the command ended with 0, but no pytest session of it was seen")
+    else:
+        return Verdict(1.0, tests=tests, evidence=bench.evidence)
+    return Verdict(0.0, detail=detail, tests=tests, evidence=bench.evidence)
+
+
+def is_test(path: str) -> bool:
+    """Whether a path in a command looks like a test file of the workdir."""
+    return not path.startswith("/") and bool(re.search(r"(^|/)(tests?/|test_[^/]*$)|_test\.py$", path))
+
+
+def interrupted(report: Report, result: ExecResult, timeout: float) -> str:
+    """Why a run broke off, or nothing."""
+    if result.timed_out:
+        return f"it did not end within {timeout:g} s"
+    if result.out_of_memory:
+        return "it used more memory than the sandbox has"
+    if report.ended is None:
+        return "it was killed before its end"
+    return ""
+
+
+def session_fault(report: Report) -> str:
+    """What speaks against the pytest sessions of a command that ended with 0, or nothing."""
+    if not report.sessions:
+        return ""
+    if report.stray:
+        return "something else wrote to the result channel"
+    for session, status in report.sessions.items():
+        if status is None:
+            return f"the test session {session} did not finish"
+        if report.collected.get(session, 0) != report.reported.get(session, 0):
+            return f"the test session {session} did not report all of its tests"
+    bad = [name for name, outcome in report.tests.items() if outcome in ("failed", "error")]
+    if bad:
+        return f"{bad[0]} did not pass"
+    if PASSED not in report.tests.values():
+        return "no test passed"
+    return ""

@@ -1,0 +1,64 @@
+"""Grade one patch: a fresh sandbox, the task's own grader, a verdict with its evidence."""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any, Protocol
+
+from sandlot.errors import FailureKind, SandlotError
+from sandlot.grading.bench import Bench, opened
+from sandlot.grading.verdict import Verdict
+from sandlot.registry import Registry
+from sandlot.sandbox import SandboxBackend, SandboxSpec
+from sandlot.tasks.task import CommandGrading, PytestGrading, ScriptGrading, SweProGrading, Task
+from sandlot.workspace import Patch
+
+GRADERS = Registry(
+    "sandlot.graders",
+    {
+        "pytest": "sandlot.grading.named_tests:grade_pytest",
+        "command": "sandlot.grading.command:grade_command",
+        "script": "sandlot.grading.script:grade_script",
+        "swepro": "sandlot.grading.swepro:grade_swepro",
+    },
+)
+"""Graders by the name of the grading form. An outside form's class says its name in an attribute `form`."""
+
+_FORMS: dict[type, str] = {
+    PytestGrading: "pytest",
+    CommandGrading: "command",
+    ScriptGrading: "script",
+    SweProGrading: "swepro",
+}
+
+
+class Grader(Protocol):
+    """Grades what is on the bench. Raises `GradingError` when no verdict can be reached."""
+
+    async def __call__(self, bench: Bench) -> Verdict: ...
+
+
+async def grade(
+    task: Task, patch: Patch | bytes, backend: SandboxBackend, *, spec: SandboxSpec | None = None
+) -> Verdict:
+    """Grade `patch` for `task` in a fresh sandbox of `backend` without network.
+
+    Never raises for what happens while grading: when there is no verdict the result is ungraded and carries the kind
+    of failure. An empty patch is graded like any other. A patch that does not apply is ungraded too, since nothing was
+    tested. `spec` gives limits and further layers; image, workdir, network and test runtime are the grader's own.
+    """
+    diff = patch.diff if isinstance(patch, Patch) else patch
+    evidence: dict[str, Any] = {"patch": diff.decode("utf-8", "backslashreplace")}
+    form = _FORMS.get(type(task.grading)) or str(getattr(task.grading, "form", type(task.grading).__name__))
+    evidence["form"] = form
+    try:
+        grader: Grader = GRADERS.get(form)
+        async with opened(task, patch, backend, spec, evidence) as bench:
+            verdict = await grader(bench)
+    except SandlotError as error:
+        kind = error.kind if error.kind is not FailureKind.ABORTED else FailureKind.GRADER_ERROR
+        return Verdict(None, kind, str(error), evidence=evidence)
+    except Exception as error:
+        evidence["traceback"] = traceback.format_exc()
+        return Verdict(None, FailureKind.GRADER_ERROR, f"{type(error).__name__}: {error}", evidence=evidence)
+    return verdict

@@ -1,0 +1,47 @@
+"""Match required test names with the tests that ran."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+PASSED, FAILED, ERROR, SKIPPED, MISSING = "passed", "failed", "error", "skipped", "missing"
+_WORST_FIRST = (FAILED, ERROR, SKIPPED, MISSING)
+
+
+def match(required: Iterable[str], ran: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """What became of each required test, and the repairs that were needed to tell.
+
+    `ran` maps full test names to results. Trailing blanks do not count on either side. Data sets cut names of
+    parametrised tests at a blank: a name with an unclosed `[` stands for every test it could mean, and all of them must
+    have passed. A name that fits nothing is `missing`.
+    """
+    by_name: dict[str, str] = {}
+    for name, result in ran.items():
+        by_name[name.rstrip()] = worst([result, by_name.get(name.rstrip(), result)])
+    results, repairs = {}, []
+    for name in required:
+        exact = name.rstrip()
+        if exact in by_name:
+            results[name] = by_name[exact]
+            continue
+        meant = [other for other in by_name if is_cut(exact) and other.startswith(exact)]
+        if meant:
+            repairs.append(
+                f"{name!r} is cut short and was taken for {len(meant)} tests: {', '.join(sorted(meant)[:20])}"
+            )
+        results[name] = worst([by_name[other] for other in meant])
+    return results, repairs
+
+
+def is_cut(name: str) -> bool:
+    """Whether the name's parameter part was opened and never closed."""
+    return "[" in name and not name.endswith("]")
+
+
+def worst(results: Iterable[str]) -> str:
+    """The worst of some results; of none, `missing`."""
+    found = list(results)
+    for result in _WORST_FIRST:
+        if result in found:
+            return result
+    return PASSED if found else MISSING

@@ -1,0 +1,161 @@
+"""Read what the worker in the sandbox reported, and judge whether it can be believed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sandlot.grading.names import ERROR, PASSED, worst
+from sandlot.sandbox import ExecResult
+
+CONTROL_TESTS = {"fails": False, "raises": False, "expects": False, "compares": False, "holds": True}
+"""The control tests by name, and whether each must pass. A run in which one of them does not is not believed."""
+
+
+def control_source(names: Iterable[str]) -> bytes:
+    """A test file whose tests must fail (and one that must pass) whatever the code under test does.
+
+    Each of `names`, the plain function names of required tests, is among the failing ones, so that a patched runner
+    which lets tests pass by their name lets these pass too.
+    """
+    functions = [name for name in names if re.fullmatch(r"test\w*", name) and name not in _CONTROL_NAMES]
+    copies = "".join(f"\n\ndef {name}():\n    assert 0 == 1\n" for name in dict.fromkeys(functions))
+    return (_CONTROL_SOURCE + copies).encode()
+
+
+_CONTROL_SOURCE = """\
+import pytest
+
+
+def test_fails():
+    assert False
+
+
+def test_holds():
+    assert True
+
+
+def test_raises():
+    raise ValueError("expected")
+
+
+def test_expects():
+    with pytest.raises(KeyError):
+        pass
+
+
+def test_compares():
+    assert [1, 2] == [1, 3]
+"""
+_CONTROL_NAMES = frozenset(f"test_{name}" for name in CONTROL_TESTS)
+
+
+@dataclass(frozen=True)
+class Report:
+    """One run of the worker, as its channel told it.
+
+    `started` is false when the worker did not even come to the code under test: that is nobody's doing but ours.
+    `stray` are bytes on the channel that the worker did not write. `tests` maps test names to results, `errors` files
+    that could not be collected to the reason.
+    """
+
+    started: bool = False
+    ended: int | None = None
+    tests: dict[str, str] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
+    sessions: dict[str, int | None] = field(default_factory=dict)
+    collected: dict[str, int] = field(default_factory=dict)
+    reported: dict[str, int] = field(default_factory=dict)
+    stray: bytes = b""
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+def read_report(stdout: bytes, nonce: str) -> Report:
+    """Parse the channel. Only lines that begin with the nonce are events; anything else is stray."""
+    report = Report()
+    facts: dict[str, Any] = {"started": False, "ended": None, "versions": {}}
+    stray = []
+    prefix = nonce.encode() + b" "
+    for line in stdout.split(b"\n"):
+        if not line:
+            continue
+        if not line.startswith(prefix):
+            stray.append(line)
+            continue
+        try:
+            event = json.loads(line[len(prefix) :])
+        except ValueError:
+            stray.append(line)
+            continue
+        _take(report, facts, event)
+    return Report(
+        facts["started"], facts["ended"], report.tests, report.texts, report.errors, report.sessions, report.collected,
+        report.reported, b"\n".join(stray)[:4000], facts["versions"],
+    )  # fmt: skip
+
+
+def _take(report: Report, facts: dict[str, Any], event: dict[str, Any]) -> None:
+    session = str(event.get("session", ""))
+    match event.get("event"):
+        case "hello":
+            facts["started"] = True
+            facts["versions"] = {"python": str(event["python"]), "pytest": str(event["pytest"])}
+        case "start":
+            report.sessions[session] = None
+        case "collected":
+            report.collected[session] = len(event["ids"])
+        case "collect_error":
+            report.errors[str(event["id"])] = str(event["text"])
+        case "test":
+            name = str(event["id"])
+            report.tests[name] = worst([str(event["result"]), report.tests.get(name, PASSED)])
+            report.reported[session] = report.reported.get(session, 0) + 1
+            if event["text"]:
+                report.texts[name] = str(event["text"])
+        case "finish":
+            report.sessions[session] = int(event["status"])
+        case "end":
+            facts["ended"] = int(event["status"])
+
+
+def doubts(report: Report, result: ExecResult, controls: Iterable[str]) -> list[str]:
+    """Reasons not to believe a run: each is something that an honest run cannot show. `controls` are the files of
+    control tests, whose results are taken out of the report here."""
+    found = []
+    if report.stray:
+        found.append("something else wrote to the result channel")
+    if report.ended is None:
+        found.append("the run ended before the test runner did")
+    elif result.exit_code != report.ended:
+        found.append(f"the runner ended with status {report.ended}, but its process with {result.exit_code}")
+    for session, status in report.sessions.items():
+        if status is None:
+            found.append(f"the test session {session} did not finish")
+        elif report.collected.get(session, 0) != report.reported.get(session, 0):
+            found.append(f"the session {session} collected {report.collected.get(session, 0)} tests, "
+                         f"but {report.reported.get(session, 0)} reported")  # fmt: skip
+    for file in controls:
+        for name, must_pass in CONTROL_TESTS.items():
+            result_of = next(
+                (r for n, r in report.tests.items() if _is_in(n, file) and n.endswith(f"::test_{name}")), ""
+            )
+            if not must_pass and result_of not in ("failed", ERROR):
+                found.append(f"the control test {name!r}, which must fail, is reported as {result_of or 'missing'}")
+        for name, outcome in report.tests.items():
+            if _is_in(name, file) and outcome == PASSED and not name.endswith("::test_holds"):
+                found.append(f"the control test {name!r}, which must fail, is reported as passed")
+    return list(dict.fromkeys(found))
+
+
+def without_controls(report: Report, controls: Iterable[str]) -> dict[str, str]:
+    """The results of the task's own tests."""
+    files = list(controls)
+    return {name: result for name, result in report.tests.items() if not any(_is_in(name, file) for file in files)}
+
+
+def _is_in(name: str, file: str) -> bool:
+    return name.partition("::")[0].rpartition("/")[2] == file.rpartition("/")[2]

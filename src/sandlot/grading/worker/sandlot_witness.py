@@ -1,0 +1,114 @@
+"""What pytest really did, told line by line over a channel that the code under test was not given.
+
+Runs inside the sandbox, under the image's interpreter, so it needs nothing but pytest. As a plugin loaded with
+`-p sandlot_witness` it takes its channel from the environment and removes it there; `run.py` uses the class directly.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import pytest
+
+CHANNEL = "SANDLOT_WITNESS"
+_TEXT = 4000
+
+
+class Channel:
+    """Writes lines `nonce json` to a descriptor that programs started from here do not inherit."""
+
+    def __init__(self, fd, nonce):
+        self._fd, self._nonce, self._pid = fd, nonce, os.getpid()
+        self._write, self._dumps, self._getpid = os.write, json.dumps, os.getpid
+        os.set_inheritable(fd, False)
+
+    def send(self, **event):
+        if self._getpid() != self._pid:
+            return
+        data = ("\n" + self._nonce + " " + self._dumps(event) + "\n").encode("utf-8", "replace")
+        while data:
+            data = data[self._write(self._fd, data) :]
+
+
+class Witness:
+    """A pytest plugin: which tests were collected, what became of each, and how the session ended."""
+
+    def __init__(self, channel, session, keep=None, path=None):
+        self._channel, self._session, self._keep, self._path = channel, session, keep, path
+        self._phases = {}
+        self._raised = set()
+
+    def send(self, kind, **event):
+        self._channel.send(event=kind, session=self._session, **event)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_load_initial_conftests(self):
+        # Only now: plugins that packages in the workdir offer by entry points are not taken.
+        if self._path:
+            sys.path.insert(0, self._path)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionstart(self):
+        self.send("start")
+
+    def pytest_collectreport(self, report):
+        if report.failed:
+            self.send("collect_error", id=report.nodeid, text=str(report.longrepr)[-_TEXT:])
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, config, items):
+        if self._keep is not None:
+            kept = self._keep([item.nodeid for item in items])
+            by_id = {}
+            for item in items:
+                by_id.setdefault(item.nodeid, []).append(item)
+            chosen = [item for name in kept for item in by_id.pop(name, [])]
+            left = [item for group in by_id.values() for item in group]
+            if left:
+                config.hook.pytest_deselected(items=left)
+            items[:] = chosen
+        self.send("collected", ids=[item.nodeid for item in items])
+
+    @pytest.hookimpl(hookwrapper=True, tryfirst=True)
+    def pytest_pyfunc_call(self, pyfuncitem):
+        outcome = yield
+        if outcome.excinfo is not None:
+            self._raised.add(pyfuncitem.nodeid)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logreport(self, report):
+        phases = self._phases.setdefault(report.nodeid, {})
+        phases[report.when] = report
+        if report.when != "teardown":
+            return
+        result = self._result(report.nodeid, phases)
+        failing = [str(p.longrepr) for p in phases.values() if p.longrepr is not None and not p.passed]
+        duration = sum(p.duration for p in phases.values())
+        self.send("test", id=report.nodeid, result=result, duration=duration, text="\n".join(failing)[-_TEXT:])
+        self._phases[report.nodeid] = {}
+
+    def _result(self, name, phases):
+        setup, call, teardown = (phases.get(when) for when in ("setup", "call", "teardown"))
+        if setup is None or teardown is None:
+            return "error"
+        if setup.skipped:
+            return "skipped"
+        if setup.failed or teardown.failed or call is None:
+            return "error"
+        if call.skipped:
+            return "skipped"
+        return "failed" if call.failed or name in self._raised else "passed"
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session, exitstatus):
+        self.send("finish", status=int(exitstatus), ran=session.testscollected)
+
+
+def pytest_configure(config):
+    """Loaded by name: the channel is `fd nonce` in the environment."""
+    given = os.environ.pop(CHANNEL, "")
+    if given:
+        fd, _, nonce = given.partition(" ")
+        config.pluginmanager.register(Witness(Channel(int(fd), nonce), nonce[:8] + str(os.getpid())))
