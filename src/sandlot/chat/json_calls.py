@@ -21,19 +21,26 @@ _NAME = re.compile(r'"name"\s*:\s*("(?:[^"\\]|\\.)*")')
 _ARGUMENTS = re.compile(r'"(?:arguments|parameters)"\s*:\s*')
 
 
-def read_json_call(text: str, body: int, markup: Markup, reveal: Callable[[str], str]) -> Found:
-    """Read the call whose body starts at `body`, which holds a `{` after blanks."""
+def read_json_call(text: str, body: int, markup: Markup, reveal: Callable[[str], str], *, truncated: bool) -> Found:
+    """Read the call whose body starts at `body`, which holds a `{` after blanks.
+
+    `truncated`: the text was cut, so an object that runs into its end has no end, whatever markers are in it.
+    """
     start = skip_blanks(text, body)
     try:
         _, end = _DECODER.raw_decode(text, start)
+    except json.JSONDecodeError as e:
+        # The longest piece of JSON that a cut can leave unreadable, besides a string, is `\\uXXX`.
+        cut = truncated and (e.msg.startswith("Unterminated string") or len(text) - e.pos <= len("\\uXXX"))
+        return _broken(text, body, len(text) if cut else start, markup, reveal)
     except (ValueError, RecursionError):
-        return _broken(text, body, markup, reveal)
+        return _broken(text, body, start, markup, reveal)
     after = skip_blanks(text, end)
     if text.startswith(markup.call_close, after):
         return _read(reveal(text[start:end]), after + len(markup.call_close), reveal(text[body:after]))
     if text.startswith(markup.call_open, after):  # a forgotten close: the object is whole, and the next call begins
         return _read(reveal(text[start:end]), after, reveal(text[body:after]))
-    return _broken(text, body, markup, reveal)
+    return _broken(text, body, end, markup, reveal)
 
 
 def _read(source: str, end: int, raw: str) -> Found:
@@ -49,13 +56,15 @@ def _read(source: str, end: int, raw: str) -> Found:
     return _guess(source, end, raw)
 
 
-def _broken(text: str, body: int, markup: Markup, reveal: Callable[[str], str]) -> Found:
-    close, ambiguous = broken_end(text, body, markup)
+def _broken(text: str, body: int, after: int, markup: Markup, reveal: Callable[[str], str]) -> Found:
+    """A call that is not one whole object; its close marker, where it has one, stands after `after`."""
+    close, ambiguous = broken_end(text, after, markup)
+    end = close + len(markup.call_close)
     if close < 0:
         raw = reveal(text[body:])
         return found(len(text), _name(raw), raw, raw, "unclosed")
     raw = reveal(text[body:close])
-    return _guess(raw.strip(), close + len(markup.call_close), raw, ambiguous)
+    return _guess(raw.strip(), end, raw, ambiguous)
 
 
 def _guess(source: str, end: int, raw: str, ambiguous: bool = False) -> Found:

@@ -37,7 +37,7 @@ def parse_reply(
 
     `thought_open`: the prompt has opened a thought and not closed it. `reveal` turns aliases into what they spell.
     """
-    parser = _Parser(markup, {t.name: t for t in tools}, reveal)
+    parser = _Parser(markup, {t.name: t for t in tools}, reveal, truncated)
     thought, rest, ambiguous = parser.split_thought(text, thought_open)
     visible, calls, unsure = parser.read_calls(rest)
     if thought and not visible.strip():
@@ -47,8 +47,10 @@ def parse_reply(
 
 
 class _Parser:
-    def __init__(self, markup: Markup, tools: Mapping[str, Tool], reveal: Callable[[str], str]) -> None:
-        self.markup, self.tools, self.reveal = markup, tools, reveal
+    def __init__(
+        self, markup: Markup, tools: Mapping[str, Tool], reveal: Callable[[str], str], truncated: bool
+    ) -> None:
+        self.markup, self.tools, self.reveal, self.truncated = markup, tools, reveal, truncated
 
     def split_thought(self, text: str, is_open: bool) -> tuple[str, str, bool]:
         """(thought, what follows it, whether another split could be meant).
@@ -122,13 +124,13 @@ class _Parser:
 
     def _read_call(self, text: str, at: int) -> Found:
         if not text.startswith(self.markup.call_open, at):
-            return read_xml_call(text, at, self.markup, self.tools, self.reveal, bare=True)
+            return read_xml_call(text, at, self.markup, self.tools, self.reveal, truncated=self.truncated, bare=True)
         body = at + len(self.markup.call_open)
         start = skip_blanks(text, body)
         if text.startswith("{", start):
-            read = read_json_call(text, body, self.markup, self.reveal)
+            read = read_json_call(text, body, self.markup, self.reveal, truncated=self.truncated)
         elif text.startswith(FUNCTION, start):
-            read = read_xml_call(text, body, self.markup, self.tools, self.reveal)
+            read = read_xml_call(text, body, self.markup, self.tools, self.reveal, truncated=self.truncated)
         else:
             read = self._read_shapeless(text, body)
         if read.call.status == "ok" and read.call.name not in self.tools:

@@ -57,7 +57,7 @@ def find_traits(name: str, tokenizer: ChatTokenizer, template: ChatTemplate) -> 
     if not shows(plain):
         raise ModelError(
             f"the chat template of {name} does not render a plain conversation of user and assistant; "
-            f"give one that does with --chat-template"
+            f"write one that does into its chat_template.jinja"
         )
     asked = [_user("First question."), _answer("", _READ)]
     told = [*asked, _result("First result.", _READ)]
@@ -75,7 +75,7 @@ def find_traits(name: str, tokenizer: ChatTokenizer, template: ChatTemplate) -> 
     if not traits.tools or not traits.calls:
         log.warning(
             "%s: its chat template shows the model no %s, so it cannot know the agent's tools; "
-            "give a template that does with --chat-template",
+            "write a template that does into its chat_template.jinja",
             name,
             "tools" if not traits.tools else "tool calls",
         )

@@ -54,9 +54,7 @@ class ChatTemplate:
         try:
             self._template = env.from_string(source)
         except jinja2.TemplateError as e:
-            raise ModelError(
-                f"the chat template does not compile ({e}); give a corrected one as --chat-template"
-            ) from e
+            raise ModelError(f"the chat template does not compile ({e}); correct its chat_template.jinja") from e
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], *, generation_prompt: bool
@@ -93,7 +91,7 @@ def load_template(
     if not source:
         raise ModelError(
             f"{model_dir} has no chat template (chat_template.jinja, or chat_template in tokenizer_config.json), "
-            f"so messages cannot become a prompt; take the instruct model, or name a template with --chat-template"
+            f"so messages cannot become a prompt; take the instruct model, or write a template into that file"
         )
     given = {**special_tokens(model_dir), **(variables or {})}
     return ChatTemplate(source, given, now or datetime.now().astimezone())

@@ -2,8 +2,9 @@
 
 Values are not escaped, so a value may hold the markup itself, and models forget close tags. Of all readings the one
 with the least damage is taken: a close tag that is missing costs a half, each tag that stays unmatched inside a value
-or after the call costs one, a parameter the tool does not declare costs three quarters. Where two readings cost the
-same, the one with more parameters, then with the last close tag, is taken and the call is marked ambiguous.
+or after the call costs one, a parameter the tool does not declare costs three quarters, a value that swallows what
+could be a parameter a quarter. Where two readings cost the same, the one with more parameters, then with the last
+close tag, is taken and the call is marked ambiguous.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import heapq
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
@@ -36,40 +37,54 @@ class _Tag:
 
 @dataclass(frozen=True)
 class _Step:
-    """A value that ends at `stop`; then the value of tag `then` begins, or (`then` < 0) the call ends at `end`."""
+    """A value that ends at `stop`; then the value of tag `then` begins, or (`then` < 0) the call ends at `end`.
+
+    `cut`: the text ends in the value.
+    """
 
     cost: float
     stop: int
     then: int = -1
     end: int = 0
+    cut: bool = False
 
 
 Reading = tuple[tuple[int, _Step], ...]
 
 
 def read_xml_call(
-    text: str, body: int, markup: Markup, tools: Mapping[str, Tool], reveal: Callable[[str], str], *, bare: bool = False
+    text: str,
+    body: int,
+    markup: Markup,
+    tools: Mapping[str, Tool],
+    reveal: Callable[[str], str],
+    *,
+    truncated: bool,
+    bare: bool = False,
 ) -> Found:
     """Read the call whose body starts at `body` with `<function=` after blanks.
 
+    `truncated`: the text was cut, so the last value may have no end; that reading wins against an equally good one.
     `bare`: no call marker opened it, so none has to close it.
     """
     tags = _tags(text, body, markup)
     if not tags or tags[0].kind != "function" or not tags[0].opens or tags[0].start != skip_blanks(text, body):
-        return _broken(text, body, "", markup, reveal, bare)
+        return _broken(text, body, "", markup, reveal, truncated)
     tool = tools.get(tags[0].name)
     declared = properties(tool)
-    search = _Search(text, tags, declared, bare)
+    search = _Search(text, tags, declared, bare, truncated)
     readings, exhausted = search.best()
     if not readings:
-        return _broken(text, body, tags[0].name, markup, reveal, bare)
-    chosen = max(readings, key=lambda r: (len(r), r[-1][1].end))
+        return _broken(text, body, tags[0].name, markup, reveal, truncated)
+    chosen = max(readings, key=lambda r: (r[-1][1].cut, len(r), r[-1][1].end))
+    end = chosen[-1][1].end
+    if chosen[-1][1].cut:
+        return _unclosed(text, body, tags[0].name, reveal)
     arguments: dict[str, object] = {}
     for tag_index, step in chosen[1:]:
         tag = tags[tag_index]
         value = _trimmed(reveal(text[tag.end : step.stop]))
         arguments[tag.name] = typed(value, (declared or {}).get(tag.name), tool.parameters if tool else {})
-    end = chosen[-1][1].end
     raw = reveal(text[body : _body_end(text, end, markup)])
     return found(end, tags[0].name, arguments, raw, ambiguous=exhausted or len(readings) > 1)
 
@@ -83,13 +98,17 @@ def _trimmed(value: str) -> str:
     return value.removeprefix("\n").removesuffix("\n")
 
 
-def _broken(text: str, body: int, name: str, markup: Markup, reveal: Callable[[str], str], bare: bool) -> Found:
+def _unclosed(text: str, body: int, name: str, reveal: Callable[[str], str]) -> Found:
+    raw = reveal(text[body:])
+    return found(len(text), name, raw, raw, "unclosed")
+
+
+def _broken(text: str, body: int, name: str, markup: Markup, reveal: Callable[[str], str], truncated: bool) -> Found:
     close, ambiguous = broken_end(text, body, markup)
-    if close < 0:
-        raw = reveal(text[body:])
-        return found(len(text), name, raw, raw, "unclosed")
-    raw = reveal(text[body:close])
     end = close + len(markup.call_close)
+    if close < 0 or (truncated and end == len(text)):
+        return _unclosed(text, body, name, reveal)
+    raw = reveal(text[body:close])
     if not name:
         return found(end, "", raw, raw, "missing_name", ambiguous=ambiguous)
     return found(end, name, raw.strip(), raw, "invalid_arguments", ambiguous=ambiguous)
@@ -129,8 +148,10 @@ class _Damage:
 class _Search:
     """Cheapest-first search over the readings of one call."""
 
-    def __init__(self, text: str, tags: list[_Tag], declared: Mapping[str, Any] | None, bare: bool) -> None:
-        self.text, self.tags, self.declared, self.bare = text, tags, declared, bare
+    def __init__(
+        self, text: str, tags: list[_Tag], declared: Mapping[str, Any] | None, bare: bool, truncated: bool
+    ) -> None:
+        self.text, self.tags, self.declared, self.bare, self.truncated = text, tags, declared, bare, truncated
         self.steps_left = _BUDGET
 
     def best(self) -> tuple[list[Reading], bool]:
@@ -174,7 +195,7 @@ class _Search:
     def _steps(self, index: int, used: set[str], bound: float) -> Iterator[_Step]:
         """The ways in which the value of tag `index` can end, in the order of the text."""
         first = self.tags[index].kind == "function"
-        inner = _Damage()
+        inner, swallowed = _Damage(), 0.0
         for j in range(index + 1, len(self.tags)):
             self.steps_left -= 1
             if self.steps_left <= 0:
@@ -183,12 +204,16 @@ class _Search:
             if first and not self._blank(self.tags[index].end, tag.start):
                 return
             for step in self._ends(j, used, closes=not first):
-                yield _Step(step.cost + inner.total, step.stop, step.then, step.end)
+                yield replace(step, cost=step.cost + inner.total + swallowed)
             if first:
                 return
+            if tag.kind == "parameter" and tag.opens and self._expected(tag, used):
+                swallowed = 0.25
             inner.add(tag)
             if inner.strays > bound:
                 return
+        if self.truncated:
+            yield _Step(inner.strays + swallowed, len(self.text), end=len(self.text), cut=True)
 
     def _ends(self, j: int, used: set[str], *, closes: bool) -> Iterator[_Step]:
         """What tag `j` can mean as the end of a value. `closes`: a close tag of the value is expected here."""
@@ -202,7 +227,7 @@ class _Search:
         elif tag.kind == "parameter" and tag.opens and tag.name not in used:
             if not closes:
                 yield _Step(self._undeclared(tag.name), tag.start, j)
-            elif self._starts_line(tag.start) and (self.declared is None or tag.name in self.declared):
+            elif self._expected(tag, used):
                 yield _Step(missing, tag.start, j)
         else:
             yield from self._call_ends(j, tag.start, missing, touching=True)
@@ -227,7 +252,8 @@ class _Search:
         for tag in self.tags[j + 1 :]:
             self.steps_left -= 1
             rest.add(tag)
-        return _Step(cost + rest.total, stop, -1, end)
+        # Where the text was cut, what is still open at its end is no damage.
+        return _Step(cost + (rest.strays if self.truncated else rest.total), stop, -1, end)
 
     def _undeclared(self, name: str) -> float:
         return 0.0 if self.declared is None or name in self.declared else 0.75
@@ -240,5 +266,7 @@ class _Search:
     def _blank(self, start: int, end: int) -> bool:
         return skip_blanks(self.text, start) >= end
 
-    def _starts_line(self, at: int) -> bool:
-        return at == 0 or self.text[at - 1] == "\n"
+    def _expected(self, tag: _Tag, used: set[str]) -> bool:
+        """Whether a parameter tag stands where one of the tool's own would: on its own line, and not given yet."""
+        known = tag.name not in used and (self.declared is None or tag.name in self.declared)
+        return known and self.text[tag.start - 1] == "\n"
