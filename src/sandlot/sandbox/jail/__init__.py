@@ -1,0 +1,1 @@
+"""The half of the local backend that runs in the zygote and inside the namespaces; standard library only."""

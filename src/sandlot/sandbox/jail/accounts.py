@@ -1,0 +1,64 @@
+"""The two users of a sandbox, their homes and the work directory, made inside the sandbox at boot."""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+from typing import Any
+
+_ROOT = "root:x:0:0:root:/root:/bin/sh"
+_NOBODY = "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin"
+
+
+def merged(text: str, agent: str, always: tuple[str, ...]) -> str:
+    """`text` (passwd or group) with the agent's line first, so that its id gets its name, plus what must exist."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    names = {line.split(":", 1)[0] for line in lines}
+    missing = [line for line in always if line.split(":", 1)[0] not in names]
+    if agent in lines:
+        return "\n".join([*lines, *missing]) + "\n"
+    kept = [line for line in lines if not line.startswith("agent:")]
+    return "\n".join([agent, *kept, *missing]) + "\n"
+
+
+def prepare(spec: dict[str, Any]) -> None:
+    """Make users, homes and the work directory."""
+    uid = spec["agent_id"]
+    _update("/etc/passwd", f"agent:x:{uid}:{uid}:agent:/home/agent:/bin/sh", (_ROOT, _NOBODY))
+    _update("/etc/group", f"agent:x:{uid}:", ("root:x:0:", "nogroup:x:65534:"))
+    for path, owner, mode in (("/root", None, 0o700), ("/home/agent", uid, 0o755), (spec["workdir"], uid, 0o755)):
+        made = _make(path, mode)
+        if owner is not None and (made or os.stat(path).st_uid != owner):
+            with suppress(OSError):
+                os.chown(path, owner, owner)
+
+
+def _make(path: str, mode: int) -> bool:
+    try:
+        os.makedirs(path, 0o755)
+    except FileExistsError:
+        return False
+    os.chmod(path, mode)
+    return True
+
+
+def _update(path: str, agent: str, always: tuple[str, ...]) -> None:
+    """Rewrite an account file when it lacks something; an odd one (link out, FIFO) is replaced."""
+    text = ""
+    with suppress(OSError):
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with open(fd, encoding="utf-8", errors="surrogateescape") as file:
+            if stat.S_ISREG(os.fstat(fd).st_mode):
+                text = file.read(1 << 20)
+    wanted = merged(text, agent, always)
+    if wanted == text:
+        return
+    os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
+    temporary = f"{path}.sandlot"
+    with suppress(FileNotFoundError):
+        os.unlink(temporary)
+    with open(temporary, "x", encoding="utf-8", errors="surrogateescape") as file:
+        file.write(wanted)
+    os.chmod(temporary, 0o644)
+    os.replace(temporary, path)

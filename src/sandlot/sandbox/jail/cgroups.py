@@ -1,0 +1,113 @@
+"""Limit groups, version 1 and 2: made and removed by the keeper, joined by the payload before it runs."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+_PERIOD = 100_000
+
+
+@dataclass
+class Payload:
+    """Open files by which a process joins the groups, and where the kernel counts its out-of-memory kills."""
+
+    join: list[int] = field(default_factory=list)
+    oom_events: int = -1
+
+    def enter(self) -> None:
+        """Put the calling process into the groups."""
+        for fd in self.join:
+            os.write(fd, b"0")
+
+    def oom_kills(self) -> int:
+        """Processes killed for memory so far."""
+        if self.oom_events < 0:
+            return 0
+        text = os.pread(self.oom_events, 4096, 0).decode()
+        return next((int(line.split()[1]) for line in text.splitlines() if line.startswith("oom_kill ")), 0)
+
+    def close(self) -> None:
+        """Close the files."""
+        for fd in [*self.join, *([self.oom_events] if self.oom_events >= 0 else [])]:
+            os.close(fd)
+
+
+def settings(version: int, controller: str, limits: Mapping[str, Any]) -> list[tuple[str, str, bool]]:
+    """(file, value, required) to write for one controller ("" is the one group of version 2)."""
+    memory, pids, cpu = str(limits["memory"]), str(limits["processes"]), limits["cpu"]
+    if version == 2:
+        rows = [("memory.max", memory, True), ("memory.swap.max", "0", False), ("pids.max", pids, True)]
+        return rows if cpu is None else [*rows, ("cpu.max", f"{int(cpu * _PERIOD)} {_PERIOD}", True)]
+    if controller == "memory":
+        return [("memory.limit_in_bytes", memory, True), ("memory.memsw.limit_in_bytes", memory, False)]
+    if controller == "pids":
+        return [("pids.max", pids, True)]
+    if cpu is None:
+        return []
+    return [("cpu.cfs_period_us", str(_PERIOD), True), ("cpu.cfs_quota_us", str(int(cpu * _PERIOD)), True)]
+
+
+def create(groups: Mapping[str, str], limits: Mapping[str, Any]) -> Payload:
+    """Make the group directories (controller → path; "" → the version 2 group), set the limits, open the files."""
+    payload = Payload()
+    for controller, path in groups.items():
+        os.mkdir(path, 0o755)
+        for name, value, required in settings(1 if controller else 2, controller, limits):
+            try:
+                _write(os.path.join(path, name), value)
+            except OSError:
+                if required:
+                    raise
+        payload.join.append(os.open(os.path.join(path, "cgroup.procs"), os.O_WRONLY | os.O_CLOEXEC))
+        events = os.path.join(path, "memory.oom_control" if controller else "memory.events")
+        if os.path.exists(events):
+            payload.oom_events = os.open(events, os.O_RDONLY | os.O_CLOEXEC)
+    return payload
+
+
+def _write(path: str, value: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, value.encode())
+    finally:
+        os.close(fd)
+
+
+def remove(paths: Iterable[str]) -> None:
+    """Remove groups whose processes are dead; the kernel may need a moment to let the last one go."""
+    for path in paths:
+        for attempt in range(200):
+            try:
+                os.rmdir(path)
+            except FileNotFoundError:
+                break
+            except OSError as error:
+                if error.errno != errno.EBUSY or attempt == 199:
+                    break
+                time.sleep(0.01)
+            else:
+                break
+
+
+def make_parents(paths: Iterable[str], listing: str) -> None:
+    """Make the groups of a run, below which its sandboxes get theirs, and list them in the file `listing`."""
+    made = list(paths)
+    with open(listing, "w") as file:
+        file.write("\n".join(made))
+    for path in made:
+        os.mkdir(path, 0o755)
+        subtree = os.path.join(path, "cgroup.subtree_control")
+        if os.path.exists(subtree):
+            _write(subtree, "+memory +pids +cpu")
+
+
+def remove_listed(listing: str) -> None:
+    """Remove the groups listed in a file; no file, no groups."""
+    with suppress(OSError), open(listing) as file:
+        remove(file.read().splitlines())

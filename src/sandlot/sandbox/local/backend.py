@@ -1,0 +1,320 @@
+"""Makes local sandboxes: starts the zygote, chooses what this machine offers, and sweeps what dead runs left."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import platform
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from sandlot.cache import cache_dir
+from sandlot.errors import SandboxError, SandboxUnavailableError
+from sandlot.sandbox.base import Check, SandboxSpec, Snapshot
+from sandlot.sandbox.jail import cgroups, tree, wire
+from sandlot.sandbox.local import image, limits, state
+from sandlot.sandbox.local.sandbox import LocalSandbox, boot
+
+AGENT_ID = 1000
+_BASE_ID = 0x53420000
+"""First of the 65536 ids outside that a sandbox's ids are when the machine lets us map a range."""
+_SOURCE = Path(__file__).resolve().parents[3]
+_START = (
+    "import sys; sys.path.insert(0, sys.argv[1]); "
+    "from sandlot.sandbox.jail.zygote import main; main(int(sys.argv[2]), sys.argv[3])"
+)
+_SHM_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class _Machine:
+    """What was found at the start: id mapping (`range` or `single`) and limit tier."""
+
+    users: str
+    tier: limits.Tier
+
+
+class LocalSnapshot:
+    """See `Snapshot`. `layers` are frozen upper directories, newest first, shared with what was booted from them."""
+
+    def __init__(self, backend: LocalBackend, layers: tuple[str, ...], image: str) -> None:
+        self.layers, self.image = layers, image
+        self._backend = backend
+        self._discarded = False
+
+    async def discard(self) -> None:
+        """Free the files as soon as no sandbox or later snapshot stands on them."""
+        if not self._discarded:
+            self._discarded = True
+            await self._backend.release(self.layers)
+
+
+class LocalBackend:
+    """See `SandboxBackend`. Its state lies in one directory per run, which ends with the run, however that ends."""
+
+    name = "local"
+
+    def __init__(self, state_dir: Path | None = None) -> None:
+        self._state_dir = state_dir
+        self._guard = threading.Lock()
+        self._machine: _Machine | None = None
+        self._run_dir = Path()
+        self._lock_fd = -1
+        self._control: socket.socket | None = None
+        self._zygote: subprocess.Popen[bytes] | None = None
+        self._host_binds: list[tuple[str, str]] = []
+        self._numbers = itertools.count(1)
+        self._sandboxes: dict[str, LocalSandbox] = {}
+        self._layers: Counter[str] = Counter()
+        self._stood_on: dict[str, tuple[str, ...]] = {}
+
+    async def create(self, spec: SandboxSpec) -> LocalSandbox:
+        """See `SandboxBackend.create`."""
+        machine = await asyncio.to_thread(self._start)
+        identity = f"{next(self._numbers)}-{secrets.token_hex(4)}"
+        layers, image_path, binds = self._files(spec)
+        body = {
+            "id": identity,
+            "dir": str(self._run_dir / identity),
+            "users": machine.users,
+            "base": _BASE_ID,
+            "agent_id": AGENT_ID,
+            "workdir": spec.workdir,
+            "lowers": list(layers),
+            "image": image_path,
+            "image_is_prepared": image_path == str(self._run_dir / "host"),
+            "binds": binds,
+            "limits": asdict(spec.limits),
+            "shm_bytes": min(spec.limits.memory // 4, _SHM_BYTES),
+            "cgroups": machine.tier.groups(identity, spec.limits),
+            "cpu_affinity": spec.limits.cpu is not None and not {"", "cpu"} & set(machine.tier.parents),
+        }
+        facts = {
+            "backend": self.name,
+            "isolation": "namespaces",
+            "users": machine.users,
+            "limits": machine.tier.facts(spec.limits),
+            "network": spec.network,
+            "seccomp": True,
+            "image": spec.image if spec.snapshot is None else "snapshot",
+        }
+        self._make_directory(body, machine.users)
+        self._layers.update(layers)
+        self._stood_on[identity] = layers
+        try:
+            sandbox = await boot(self._send, body, spec, facts, self._on_end)
+        except BaseException as error:
+            if not isinstance(error, asyncio.CancelledError):
+                await asyncio.to_thread(state.remove_sandbox, self._run_dir / identity)
+            await asyncio.shield(self.release(self._stood_on.pop(identity)))
+            raise
+        self._sandboxes[identity] = sandbox
+        return sandbox
+
+    async def sweep(self) -> int:
+        """See `SandboxBackend.sweep`."""
+        return await asyncio.to_thread(self._sweep)
+
+    async def doctor(self) -> list[Check]:
+        """See `SandboxBackend.doctor`."""
+        from sandlot.sandbox.local.doctor import examine
+
+        return await examine(self)
+
+    async def close(self) -> None:
+        """See `SandboxBackend.close`."""
+        await asyncio.gather(*(sandbox.kill() for sandbox in list(self._sandboxes.values())))
+        await asyncio.to_thread(self._stop)
+
+    def trial(self, what: str, **details: Any) -> str | None:
+        """Run a trial of `jail.probe` in a child of the zygote; why it failed, None when it works. Blocks."""
+        ours, theirs = wire.packet_pair()
+        with ours:
+            with theirs:
+                self._send_op(b"p", {"what": what, **details}, [theirs.fileno()])
+            ours.settimeout(20)
+            try:
+                answer, _ = wire.receive_packet(ours)
+            except TimeoutError:
+                return "it did not end within 20 s"
+        return "it was killed" if answer is None else answer["error"]
+
+    def _start(self) -> _Machine:
+        with self._guard:
+            if self._machine is not None:
+                self._revive()
+                return self._machine
+            if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
+                raise SandboxUnavailableError(
+                    f"local sandboxes need Linux on x86_64 or aarch64, not {sys.platform} on {platform.machine()}; "
+                    "use another sandbox backend"
+                )
+            self._machine = self._choose()
+            return self._machine
+
+    def _choose(self) -> _Machine:
+        self._sweep()
+        candidates = (
+            [self._state_dir] if self._state_dir else [cache_dir() / "sandboxes", Path("/var/tmp"), Path("/dev/shm")]
+        )
+        why = ""
+        for parent in candidates:
+            if parent != self._state_dir and parent.parts[:2] in (("/", "var"), ("/", "dev")):
+                parent = parent / f"sandlot-{os.getuid()}"
+            try:
+                self._open_run(parent)
+            except OSError as error:
+                why = f"{parent}: {error.strerror}"
+                continue
+            if (refused := self.trial("namespaces")) is not None:
+                self._stop()
+                raise SandboxUnavailableError(state.namespaces_cure(refused))
+            users = "range" if os.geteuid() == 0 and self.trial("range", base=_BASE_ID) is None else "single"
+            trial = self._run_dir / "trial"
+            for name in ("lower", "upper", "work", "root"):
+                (trial / name).mkdir(parents=True)
+            refused = self.trial("overlay", directory=str(trial), users=users)
+            tree.remove(str(trial))
+            if refused is None:
+                owner = _BASE_ID if users == "range" else None
+                self._host_binds = image.make_skeleton(self._run_dir / "host", owner)
+                tier = limits.detect().below(f"sandlot-{self._run_dir.name}")
+                cgroups.make_parents([str(path) for path in tier.parents.values()], str(self._run_dir / "groups"))
+                return _Machine(users, tier)
+            why = f"{parent}: {refused}"
+            self._stop()
+        raise SandboxUnavailableError(
+            f"no directory here can hold an overlay file system ({why}); "
+            "put XDG_CACHE_HOME on ext4, xfs, btrfs or tmpfs (overlay needs kernel 5.11 for plain users)"
+        )
+
+    def _open_run(self, parent: Path) -> None:
+        self._run_dir, self._lock_fd = state.open_run(parent)
+        self._start_zygote()
+
+    def _start_zygote(self) -> None:
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, "-I", "-S", "-X", "utf8", "-c", _START]
+        with theirs:
+            self._zygote = subprocess.Popen(
+                [*command, str(_SOURCE), str(theirs.fileno()), str(self._run_dir)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={},
+                cwd="/",
+                pass_fds=[theirs.fileno(), self._lock_fd],
+                start_new_session=True,
+            )
+        ours.settimeout(20)
+        self._control = ours
+
+    def _revive(self) -> None:
+        """A zygote that was killed is replaced; its sandboxes live on with their keepers."""
+        if self._zygote is None or self._zygote.poll() is not None:
+            if self._control is not None:
+                self._control.close()
+            self._start_zygote()
+
+    def _send(self, body: dict[str, Any], fds: Sequence[int]) -> None:
+        self._send_op(b"c", body, fds)
+
+    def _send_op(self, op: bytes, body: dict[str, Any], fds: Sequence[int]) -> None:
+        assert self._control is not None
+        try:
+            wire.send_request(self._control, op, body, fds)
+        except (OSError, TimeoutError) as error:
+            raise SandboxError(f"the process that forks sandboxes is gone ({error}); try again") from error
+
+    def _files(self, spec: SandboxSpec) -> tuple[tuple[str, ...], str, list[tuple[str, str]]]:
+        """(snapshot layers, image directory, read-only trees) of a spec."""
+        layers: tuple[str, ...] = ()
+        name = spec.image
+        if spec.snapshot is not None:
+            if not isinstance(spec.snapshot, LocalSnapshot):
+                raise SandboxUnavailableError("a local sandbox boots from snapshots of local sandboxes only")
+            layers, name = spec.snapshot.layers, spec.snapshot.image
+        binds: list[tuple[str, str]] = []
+        if name == "host":
+            path = self._run_dir / "host"
+            binds += self._host_binds
+        else:
+            path = Path(name)
+            if not path.is_absolute() or not path.is_dir():
+                raise SandboxUnavailableError(
+                    f"image {name!r} is neither `host` nor an absolute path of a directory with a root file system"
+                )
+        for layer in spec.layers:
+            if not layer.source.is_dir():
+                raise SandboxUnavailableError(f"the layer {layer.source} is not a directory")
+            if not layer.mount_point.startswith("/"):
+                raise SandboxUnavailableError(f"the mount point {layer.mount_point!r} is not an absolute path")
+            binds.append((str(layer.source.resolve()), layer.mount_point))
+        if not spec.workdir.startswith("/"):
+            raise SandboxUnavailableError(f"the workdir {spec.workdir!r} is not an absolute path")
+        return layers, str(path), binds
+
+    def _make_directory(self, body: dict[str, Any], users: str) -> None:
+        directory = Path(body["dir"])
+        directory.mkdir(mode=0o700)
+        for name in ("upper", "work", "root", "image"):
+            (directory / name).mkdir(mode=0o755)
+        if users == "range":
+            os.chown(directory / "upper", _BASE_ID, _BASE_ID)
+        if body["cgroups"]:
+            (directory / "groups").write_text("\n".join(body["cgroups"].values()))
+
+    async def _on_end(self, sandbox: LocalSandbox, keep_files: bool) -> Snapshot | None:
+        """Forget a sandbox whose keeper is gone; freeze its files, or make sure that they are gone."""
+        if self._sandboxes.pop(sandbox.id, None) is None:
+            return None
+        stood_on = self._stood_on.pop(sandbox.id)
+        snapshot: LocalSnapshot | None = None
+        if keep_files and (self._run_dir / sandbox.id / "upper").is_dir():
+            frozen = str(self._run_dir / f"snapshot-{sandbox.id}")
+            os.rename(self._run_dir / sandbox.id / "upper", frozen)
+            before = sandbox.spec.snapshot
+            name = before.image if isinstance(before, LocalSnapshot) else sandbox.spec.image
+            snapshot = LocalSnapshot(self, (frozen, *stood_on), name)
+            self._layers.update(snapshot.layers)
+        await asyncio.to_thread(state.remove_sandbox, self._run_dir / sandbox.id)
+        await self.release(stood_on)
+        return snapshot
+
+    async def release(self, layers: Sequence[str]) -> None:
+        """Drop one use of snapshot layers, and the files of those that nobody uses."""
+        for layer in layers:
+            self._layers[layer] -= 1
+            if self._layers[layer] <= 0:
+                del self._layers[layer]
+                await asyncio.to_thread(tree.remove, layer)
+
+    def _sweep(self) -> int:
+        parents = [self._state_dir] if self._state_dir else [cache_dir() / "sandboxes"]
+        if not self._state_dir:
+            parents += [Path(base) / f"sandlot-{os.getuid()}" for base in ("/var/tmp", "/dev/shm")]
+        return sum(state.sweep(parent) for parent in parents)
+
+    def _stop(self) -> None:
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        if self._zygote is not None:
+            with suppress(subprocess.TimeoutExpired):
+                self._zygote.wait(30)
+            self._zygote = None
+        if self._lock_fd >= 0:
+            state.remove_run(self._run_dir)
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+        self._machine = None

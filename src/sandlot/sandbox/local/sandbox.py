@@ -1,0 +1,362 @@
+"""A running local sandbox, seen from Sandlot."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import select
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NoReturn
+
+from sandlot.errors import SandboxError, SandboxLostError, SandboxUnavailableError
+from sandlot.sandbox.base import AGENT_USER, ExecResult, SandboxSpec, Snapshot
+from sandlot.sandbox.jail import wire
+from sandlot.sandbox.local import aio
+from sandlot.sandbox.local.process import LocalProcess
+
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_HOMES = {"root": "/root", AGENT_USER: "/home/agent"}
+_FILE_SECONDS = 300.0
+_END_SECONDS = 60.0
+_INLINE_READ = 1 << 20
+
+
+class LocalSandbox:
+    """See `Sandbox`. Two sockets of ours hold it: the control stream to its init, the life channel to its keeper."""
+
+    def __init__(
+        self,
+        identity: str,
+        spec: SandboxSpec,
+        facts: Mapping[str, Any],
+        life: socket.socket,
+        control: socket.socket,
+        on_end: Callable[[LocalSandbox, bool], Awaitable[Snapshot | None]],
+    ) -> None:
+        self.id, self.spec, self.facts = identity, spec, facts
+        self._life, self._control, self._on_end = life, control, on_end
+        self._kills = 0
+        self._reason: str | None = None
+        self._end: asyncio.Task[Snapshot | None] | None = None
+        self._gone = asyncio.Event()
+        self._processes: set[LocalProcess] = set()
+        asyncio.get_running_loop().add_reader(life.fileno(), self._on_life)
+
+    async def __aenter__(self) -> LocalSandbox:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.kill()
+
+    @property
+    def kills(self) -> int:
+        """How often all processes were killed."""
+        return self._kills
+
+    def lost(self) -> str | None:
+        """Why the sandbox is gone, None while it lives."""
+        if self._reason is not None:
+            return self._reason
+        if self._end is not None:
+            return "it was killed"
+        poller = select.poll()
+        poller.register(self._control, select.POLLHUP)
+        if poller.poll(0):
+            return "its init died"
+        return None
+
+    async def exec(
+        self,
+        command: Sequence[str] | str,
+        *,
+        user: str = AGENT_USER,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
+        timeout: float | None = 60.0,
+    ) -> ExecResult:
+        """See `Sandbox.exec`. Daemons that the command left behind live on until `kill_processes`."""
+        process = self._start(command, user, cwd, env, stdin)
+        try:
+            result = await process.wait(timeout)
+            process.release()
+            return result
+        finally:
+            self._processes.discard(process)
+            process.abandon()
+
+    async def spawn(
+        self,
+        command: Sequence[str] | str,
+        *,
+        user: str = AGENT_USER,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
+    ) -> LocalProcess:
+        """See `Sandbox.spawn`."""
+        return self._start(command, user, cwd, env, stdin)
+
+    def _start(
+        self,
+        command: Sequence[str] | str,
+        user: str,
+        cwd: str | None,
+        env: Mapping[str, str] | None,
+        stdin: bytes,
+    ) -> LocalProcess:
+        body = {
+            "argv": ["/bin/sh", "-c", command] if isinstance(command, str) else list(command),
+            "user": self._known(user),
+            "cwd": cwd or self.spec.workdir,
+            "env": {"PATH": _PATH, "HOME": _HOMES[user], "USER": user, "LANG": "C.UTF-8"}
+            | dict(self.spec.env)
+            | dict(env or {}),
+        }
+        if not body["argv"]:
+            raise SandboxError("the command is empty; name a program", retryable=False)
+        out, out_write = os.pipe2(os.O_CLOEXEC)
+        err, err_write = os.pipe2(os.O_CLOEXEC)
+        theirs = [out_write, err_write]
+        try:
+            if stdin:
+                theirs.append(wire.memory_file(stdin, name="stdin"))
+            channel = self._request(b"x", body, theirs)
+        except BaseException:
+            aio.close_all((out, err))
+            raise
+        finally:
+            aio.close_all(theirs)
+        process = LocalProcess(self, channel, out, err, self.spec.limits.output)
+        self._processes.add(process)
+        return process
+
+    async def kill_processes(self) -> None:
+        """See `Sandbox.kill_processes`."""
+        self._kills += 1
+        await self._call(b"k", {})
+
+    async def read_file(self, path: str, *, max_bytes: int = 64 << 20) -> bytes:
+        """See `Sandbox.read_file`."""
+        answer, fds = await self._call(b"r", {"user": "root", "path": self._absolute(path)})
+        try:
+            if answer["size"] > max_bytes:
+                raise SandboxError(f"{path} is larger than {max_bytes} bytes", retryable=False)
+            if answer["size"] <= _INLINE_READ:
+                data = _read(fds[0], max_bytes)
+            else:
+                data = await asyncio.to_thread(_read, os.dup(fds[0]), max_bytes, close=True)
+        finally:
+            aio.close_all(fds)
+        if len(data) > max_bytes:
+            raise SandboxError(f"{path} is larger than {max_bytes} bytes", retryable=False)
+        return data
+
+    async def write_file(self, path: str, data: bytes, *, mode: int = 0o644, user: str = AGENT_USER) -> None:
+        """See `Sandbox.write_file`."""
+        body = {"user": self._known(user), "path": self._absolute(path), "mode": mode}
+        await self._call_with_data(b"w", body, data)
+
+    async def upload_tar(self, path: str, data: bytes, *, user: str = AGENT_USER) -> None:
+        """See `Sandbox.upload_tar`."""
+        await self._call_with_data(b"u", {"user": self._known(user), "path": self._absolute(path)}, data)
+
+    async def download_tar(
+        self, path: str, *, exclude_names: Sequence[str] = (), max_bytes: int = 2 << 30
+    ) -> AsyncIterator[bytes]:
+        """See `Sandbox.download_tar`. Layers and other mounts below `path` are left out."""
+        body = {
+            "user": "root",
+            "path": self._absolute(path),
+            "exclude_names": list(exclude_names),
+            "max_bytes": max_bytes,
+        }
+        pipe, pipe_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        os.set_blocking(pipe_write, True)
+        channel: socket.socket | None = None
+        try:
+            try:
+                channel = self._request(b"d", body, [pipe_write])
+            finally:
+                os.close(pipe_write)
+            while True:
+                async with asyncio.timeout(_FILE_SECONDS):
+                    await aio.readable(pipe)
+                if not (chunk := os.read(pipe, 1 << 18)):
+                    break
+                yield chunk
+            answer, _ = await aio.packet(channel, _FILE_SECONDS)
+            self._checked(answer, body)
+        except TimeoutError as error:
+            raise SandboxError(f"reading {path} made no progress for {_FILE_SECONDS:g} s") from error
+        finally:
+            os.close(pipe)
+            if channel is not None:
+                channel.close()
+
+    def listen(self, port: int) -> socket.socket:
+        """See `Sandbox.listen`."""
+        if self.spec.network != "gateway":
+            raise SandboxError('this sandbox has no network; create it with network="gateway"', retryable=False)
+        channel = self._request(b"l", {"port": port})
+        try:
+            channel.settimeout(10)
+            answer, fds = wire.receive_packet(channel)
+        except TimeoutError as error:
+            raise SandboxError("the sandbox did not open a port within 10 s") from error
+        finally:
+            channel.close()
+        self._checked(answer, {})
+        listener = socket.socket(fileno=fds[0])
+        listener.setblocking(False)
+        return listener
+
+    async def snapshot(self) -> Snapshot:
+        """See `Sandbox.snapshot`."""
+        if (reason := self.lost()) is not None:
+            raise SandboxLostError(f"the sandbox is gone: {reason}")
+        self._end = asyncio.ensure_future(self._finish(keep_files=True))
+        snapshot = await asyncio.shield(self._end)
+        if snapshot is None:
+            raise SandboxLostError("the sandbox died before its files could be frozen")
+        return snapshot
+
+    async def kill(self) -> None:
+        """See `Sandbox.kill`."""
+        if self._end is None:
+            self._end = asyncio.ensure_future(self._finish(keep_files=False))
+        await asyncio.shield(self._end)
+
+    async def _finish(self, *, keep_files: bool) -> Snapshot | None:
+        alive = not self._gone.is_set()
+        with suppress(OSError):
+            self._life.send(b"s" if keep_files else b"k")
+        try:
+            async with asyncio.timeout(_END_SECONDS):
+                await self._gone.wait()
+        except TimeoutError as error:
+            raise SandboxError(f"sandbox {self.id} did not die within {_END_SECONDS:g} s") from error
+        for process in list(self._processes):
+            if process.running:
+                await asyncio.sleep(0)
+        self._control.close()
+        return await self._on_end(self, keep_files and alive)
+
+    def _on_life(self) -> None:
+        try:
+            message, _ = wire.receive_packet(self._life)
+        except BlockingIOError:
+            return
+        if message is None:
+            if self._reason is None and self._end is None:
+                self._reason = "its keeper died"
+            asyncio.get_running_loop().remove_reader(self._life.fileno())
+            self._life.close()
+            self._gone.set()
+        elif self._end is None:
+            self._reason = str(message.get("dead") or message.get("error"))
+
+    def _known(self, user: str) -> str:
+        if user not in _HOMES:
+            raise SandboxError(f"no user {user!r} in a sandbox; there are: agent, root", retryable=False)
+        return user
+
+    def _absolute(self, path: str) -> str:
+        return os.path.join(self.spec.workdir, path)
+
+    def _request(self, op: bytes, body: dict[str, Any], fds: Sequence[int] = ()) -> socket.socket:
+        if (reason := self.lost()) is not None:
+            raise SandboxLostError(f"the sandbox is gone: {reason}")
+        try:
+            return aio.request(self._control, op, body, fds)
+        except (BrokenPipeError, ConnectionResetError, TimeoutError) as error:
+            raise SandboxLostError(f"the sandbox is gone: {self.lost() or error}") from error
+
+    async def _call(self, op: bytes, body: dict[str, Any], fds: Sequence[int] = ()) -> tuple[dict[str, Any], list[int]]:
+        channel = self._request(op, body, fds)
+        try:
+            answer, received = await aio.packet(channel, _FILE_SECONDS)
+        except TimeoutError as error:
+            raise SandboxError(f"the sandbox did not answer within {_FILE_SECONDS:g} s") from error
+        finally:
+            channel.close()
+        return self._checked(answer, body), received
+
+    async def _call_with_data(self, op: bytes, body: dict[str, Any], data: bytes) -> None:
+        fd = wire.memory_file(data)
+        try:
+            await self._call(op, body, [fd])
+        finally:
+            os.close(fd)
+
+    def _checked(self, answer: dict[str, Any] | None, body: Mapping[str, Any]) -> dict[str, Any]:
+        if answer is None:
+            if (reason := self.lost()) is not None:
+                raise SandboxLostError(f"the sandbox died during a call: {reason}")
+            raise SandboxError("a call was killed inside the sandbox before it answered")
+        if "error" in answer:
+            _raise(answer, str(body.get("path", "")))
+        return answer
+
+
+def _raise(answer: Mapping[str, Any], path: str) -> NoReturn:
+    if answer.get("errno") in (errno.ENOENT, errno.ENOTDIR) and path:
+        raise FileNotFoundError(answer["errno"], f"{answer['error']} in the sandbox", path)
+    where = "" if not path or path in answer["error"] else f"{path}: "
+    raise SandboxError(f"{where}{answer['error']}", retryable=False)
+
+
+def _read(fd: int, max_bytes: int, *, close: bool = False) -> bytes:
+    """The content, one byte more than allowed at most: sizes lie, bytes do not."""
+    try:
+        parts = bytearray()
+        while len(parts) <= max_bytes and (chunk := os.read(fd, min(1 << 20, max_bytes + 1 - len(parts)))):
+            parts += chunk
+        return bytes(parts)
+    finally:
+        if close:
+            os.close(fd)
+
+
+async def boot(
+    zygote: Callable[[dict[str, Any], Sequence[int]], None],
+    body: dict[str, Any],
+    spec: SandboxSpec,
+    facts: Mapping[str, Any],
+    on_end: Callable[[LocalSandbox, bool], Awaitable[Snapshot | None]],
+    timeout: float = 60.0,
+) -> LocalSandbox:
+    """Have the zygote fork a keeper, and wait until init is ready."""
+    life, life_theirs = wire.packet_pair()
+    control, control_theirs = socket.socketpair()
+    try:
+        try:
+            zygote(body, [life_theirs.fileno(), control_theirs.fileno()])
+        finally:
+            life_theirs.close()
+            control_theirs.close()
+        life.setblocking(False)
+        control.settimeout(10)
+        answer, _ = await aio.packet(life, timeout)
+        if answer is None or "ready" not in answer:
+            code = (answer or {}).get("errno")
+            said = (answer or {}).get("error", "its keeper died")
+            while answer is not None:  # the end of the channel: the keeper has cleaned up
+                answer, _ = await aio.packet(life, timeout)
+            if code in (errno.EPERM, errno.ENOSPC, errno.EACCES, errno.EINVAL):
+                raise SandboxUnavailableError(
+                    f"this machine did not let the sandbox boot ({said}); `sandlot doctor` shows what is missing"
+                )
+            raise SandboxError(f"the sandbox did not boot: {said}")
+        return LocalSandbox(body["id"], spec, {**facts, **answer["ready"]}, life, control, on_end)
+    except TimeoutError as error:
+        life.close()
+        control.close()
+        raise SandboxError(f"the sandbox did not boot within {timeout:g} s") from error
+    except BaseException:
+        life.close()  # the keeper sees the end and removes what it made
+        control.close()
+        raise

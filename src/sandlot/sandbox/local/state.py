@@ -1,0 +1,93 @@
+"""The directory of a run and of its sandboxes: who holds it, and how what a dead run left is removed."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+from pathlib import Path
+
+from sandlot.cache import locked
+from sandlot.sandbox.jail import cgroups, tree
+
+
+def open_run(parent: Path) -> tuple[Path, int]:
+    """Make a directory for this run below `parent`, and the lock that says that the run lives."""
+    parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if parent.stat().st_uid != os.geteuid():
+        raise PermissionError(0, "it belongs to another user")
+    with locked(parent / ".lock"):
+        run = parent / f"run-{os.getpid()}-{start_time(os.getpid())}-{secrets.token_hex(3)}"
+        run.mkdir(mode=0o700)
+        lock = os.open(run / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    return run, lock
+
+
+def start_time(pid: int) -> int:
+    """When a process started, in clock ticks since boot: tells it from a later one of the same number."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+
+
+def remove_sandbox(directory: Path) -> None:
+    """Remove the limit groups and files of a dead sandbox."""
+    cgroups.remove_listed(str(directory / "groups"))
+    tree.remove(str(directory))
+
+
+def remove_run(run: Path) -> int:
+    """Remove all that a dead run left; how many sandboxes that were."""
+    removed = 0
+    for directory in run.iterdir() if run.is_dir() else ():
+        if (directory / "upper").is_dir():
+            remove_sandbox(directory)
+            removed += 1
+    remove_sandbox(run)
+    return removed
+
+
+def sweep(parent: Path) -> int:
+    """Remove the directories of runs that nobody holds any more; how many sandboxes that were.
+
+    A run is held by a lock that its Sandlot process and zygote share; the kernel frees it when both are dead, and it
+    holds across containers that share the directory, where process numbers would lie.
+    """
+    removed = 0
+    if not parent.is_dir() or parent.stat().st_uid != os.geteuid():
+        return 0
+    with locked(parent / ".lock"):
+        for run in parent.glob("run-*"):
+            try:
+                fd = os.open(run / ".lock", os.O_RDWR | os.O_CLOEXEC)
+            except FileNotFoundError:
+                fd = -1
+            try:
+                if fd >= 0:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            else:
+                removed += remove_run(run)
+            finally:
+                if fd >= 0:
+                    os.close(fd)
+    return removed
+
+
+def namespaces_cure(refused: str) -> str:
+    """Why namespaces are forbidden here and what to do, in one sentence."""
+
+    def value(path: str) -> str:
+        try:
+            return Path(path).read_text().strip()
+        except OSError:
+            return ""
+
+    start = f"local sandboxes need user namespaces, which this machine refuses ({refused}); "
+    if value("/proc/sys/user/max_user_namespaces") == "0":
+        return start + "allow them: sysctl user.max_user_namespaces=15000"
+    if value("/proc/sys/kernel/unprivileged_userns_clone") == "0" and os.geteuid() != 0:
+        return start + "allow them: sysctl kernel.unprivileged_userns_clone=1"
+    if value("/proc/sys/kernel/apparmor_restrict_unprivileged_userns") == "1" and os.geteuid() != 0:
+        return start + "run as root, or allow them: sysctl kernel.apparmor_restrict_unprivileged_userns=0"
+    return start + "inside a container, start it with a seccomp profile that allows unshare, or use another backend"
