@@ -110,13 +110,10 @@ class Session:
         found += _logprob_problems(turn.logprobs, count)
         if turn.logprobs_mode == "raw" and not _unchanged_by_sampling(turn):
             found.append(("turn_mode", None, "logprobs are of the raw logits, the sampling was not"))
-        edge = 0
-        for _, start, end in turn.versions:
-            if start != edge or end <= start:
-                break
-            edge = end
-        if edge != count or any(not version for version, _, _ in turn.versions):
-            found.append(("turn_versions", edge, f"weight versions do not tile the {count} sampled tokens"))
+        edges = [0, *(end for _, _, end in turn.versions)]
+        tiles = edges == sorted(edges) and edges[:-1] == [start for _, start, _ in turn.versions]
+        if not tiles or edges[-1] != count or any(not version for version, _, _ in turn.versions):
+            found.append(("turn_versions", None, f"weight versions do not tile the {count} sampled tokens"))
         return found or self._delta_problems(turn)
 
     def _delta_problems(self, turn: Turn) -> list[tuple[str, int | None, str]]:

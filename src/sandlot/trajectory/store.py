@@ -112,6 +112,11 @@ def to_json(sample: Sample) -> dict[str, Any]:
     }
 
 
+def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write a file that appears at `path` whole or not at all."""
+    write_atomically(path, lambda file: None if file.write(data) else None)
+
+
 def write_atomically(path: str | os.PathLike[str], write: Callable[[IO[bytes]], None]) -> None:
     """Let `write` fill a file that appears at `path` only when it is complete and on disk."""
     path = Path(path)

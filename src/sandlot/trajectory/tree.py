@@ -147,12 +147,9 @@ class SessionTree:
             raise JournalError(
                 f"turn {turn.id!r} has {len(turn.output_ids)} sampled tokens and {len(turn.logprobs)} logprobs"
             )
-        end = 0
-        for _, first, last in turn.versions:
-            if first != end or last < first:
-                break
-            end = last
-        if end != len(turn.output_ids):
+        ends = [0, *(last for _, _, last in turn.versions)]
+        starts = [first for _, first, _ in turn.versions]
+        if ends != sorted(ends) or ends[:-1] != starts or ends[-1] != len(turn.output_ids):
             raise JournalError(
                 f"turn {turn.id!r} has weight versions that do not tile its {len(turn.output_ids)} tokens"
             )
