@@ -44,9 +44,10 @@ class Literals:
         self._heads = frozenset(s[:k] for s in self.all for k in range(1, len(s)))
         self._tails = frozenset(s[k:] for s in self.all for k in range(1, len(s)))
         self._reach = max(map(len, self.all), default=0)
+        self._all_joined = "\0".join(self.all)
 
     def cuts(self, text: str) -> list[int]:
-        """Where a marker must go so that no literal in `text`, or across its edges, can be recognised."""
+        """Where a marker must go so that no literal in `text`, or across one of its edges, can be recognised."""
         cuts: set[int] = set()
         if self.longest.search(text):  # far quicker than the overlapping search, and nearly always the end of it
             cuts.update(m.start() + 1 for m in self._starts.finditer(text))
@@ -60,6 +61,11 @@ class Literals:
                 cuts.add(len(text) - len(text.lstrip()))
         return sorted(cuts)
 
+    def holds(self, text: str) -> bool:
+        """Whether `text`, trimmed, is a piece of a literal."""
+        body = text.strip()
+        return 0 < len(body) <= self._reach and body in self._all_joined
+
 
 class Guard:
     """Makes one conversation safe to render: puts a marker into every control string of untrusted text.
@@ -72,7 +78,7 @@ class Guard:
         self._literals = literals
         self.marker = ""
         texts = list(texts)
-        if any(literals.cuts(t) for t in texts):
+        if any(literals.cuts(t) or literals.holds(t) for t in texts):
             self.marker = next((m for m in _MARKERS if not any(m in t or _escaped(m) in t for t in texts)), "")
             if not self.marker:
                 self.marker = _free_character(texts)
@@ -86,6 +92,13 @@ class Guard:
             parts.append(text[last:cut])
             last = cut
         return self.marker.join([*parts, text[last:]])
+
+    def content(self, text: str) -> str:
+        """The same for a whole text of a message, also where it is itself only a piece of a control string.
+
+        Names and schema words are not treated so: templates compare them, and `python` is a piece of `<|python_tag|>`.
+        """
+        return (self.marker if self.marker and self._literals.holds(text) else "") + self.text(text)
 
     def value(self, value: Any) -> Any:
         """A JSON value with every string in it, keys too, made safe."""

@@ -67,10 +67,10 @@ def template_messages(messages: Sequence[Message], guard: Guard) -> list[dict[st
     names: dict[str, str] = {}
     shown = []
     for message in messages:
-        item: dict[str, Any] = {"role": message.role, "content": guard.text(message.text)}
+        item: dict[str, Any] = {"role": message.role, "content": guard.content(message.text)}
         if message.role == "assistant":
             if message.reasoning:
-                item["reasoning_content"] = guard.text(message.reasoning)
+                item["reasoning_content"] = guard.content(message.reasoning)
             if message.tool_calls:
                 item["tool_calls"] = [_call(call, guard) for call in message.tool_calls]
                 names.update((call.id, call.name) for call in message.tool_calls if call.id)
