@@ -97,5 +97,5 @@ async def running_requests(url: str) -> float:
 async def until_running(url: str, wanted: Callable[[float], bool]) -> None:
     """Wait until the number of requests in work is as wanted; a metric is all an engine offers to wait for."""
     async with asyncio.timeout(10):
-        while not wanted(await running_requests(url)):
+        while not wanted(await running_requests(url)):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
