@@ -2,7 +2,7 @@ import pytest
 
 from parens import SchemeError, global_scope, run
 
-LOOP = "(define (loop n) {}) (loop 100000)"
+LOOP = "(define (loop n) {}) (loop 20000)"
 
 
 def test_counters_are_apart():
@@ -78,13 +78,13 @@ def test_two_functions_that_call_each_other():
     text = """
     (define (even n) (if (= n 0) #t (odd (- n 1))))
     (define (odd n) (if (= n 0) #f (even (- n 1))))
-    (even 50001)
+    (even 20001)
     """
     assert run(text) is False
 
 
 def test_tail_call_through_a_parameter():
-    assert run("(define (go f n) (if (= n 0) 'done (f f (- n 1)))) (go go 50000)") == "done"
+    assert run("(define (go f n) (if (= n 0) 'done (f f (- n 1)))) (go go 20000)") == "done"
 
 
 def test_too_deep():
