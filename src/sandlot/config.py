@@ -24,7 +24,7 @@ from pydantic_settings import (
 from sandlot.errors import ConfigError
 
 PREFIX = "SANDLOT_"
-_NOT_SETTINGS = frozenset({"CACHE"})
+_NOT_SETTINGS = frozenset({"CACHE", "ADMIN_KEY"})
 
 Names = Annotated[
     tuple[str, ...], NoDecode, BeforeValidator(lambda v: tuple(v.split(",")) if isinstance(v, str) else v)

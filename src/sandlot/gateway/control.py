@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -13,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from sandlot.engine.base import SamplingParams
 from sandlot.errors import AuditError, ConfigError
 from sandlot.gateway.limits import SessionLimits
-from sandlot.trajectory.store import sample_record
+from sandlot.trajectory.store import to_json
 
 if TYPE_CHECKING:
     from sandlot.gateway.gateway import Gateway
@@ -60,7 +61,7 @@ class _Resume(_Strict):
     weight_version: str | None = None
 
 
-def control_app(gateway: Gateway, admin_key: str, base_url: Callable[[], str]) -> web.Application:
+def control_app(gateway: Gateway, admin_key: str, base_url: str) -> web.Application:
     """The control application. `base_url` is where agents reach the gateway."""
     control = _Control(gateway, base_url)
     app = web.Application(middlewares=[_errors, _authorized(admin_key)])
@@ -76,7 +77,7 @@ def control_app(gateway: Gateway, admin_key: str, base_url: Callable[[], str]) -
 
 
 class _Control:
-    def __init__(self, gateway: Gateway, base_url: Callable[[], str]) -> None:
+    def __init__(self, gateway: Gateway, base_url: str) -> None:
         self._gateway = gateway
         self._base_url = base_url
 
@@ -89,7 +90,7 @@ class _Control:
             limits=SessionLimits(**body.limits.model_dump()) if body.limits else None,
             metadata=body.metadata,
         )
-        answer = {"session_id": opened.session.id, "api_key": opened.api_key, "base_url": self._base_url()}
+        answer = {"session_id": opened.session.id, "api_key": opened.api_key, "base_url": self._base_url}
         return _json(answer, status=201)
 
     async def state(self, request: web.Request) -> web.StreamResponse:
@@ -100,8 +101,8 @@ class _Control:
         finished = await self._gateway.finish(
             request.match_info["id"], reward=body.reward, group_id=body.group_id, metadata=body.metadata
         )
-        samples = [sample_record(sample) for sample in finished.samples]
-        return _json({"samples": samples, "audit": finished.report.as_dict()})
+        samples = [to_json(sample) for sample in finished.samples]
+        return _json({"samples": samples, "audit": asdict(finished.report)})
 
     async def delete(self, request: web.Request) -> web.StreamResponse:
         await self._gateway.delete(request.match_info["id"])

@@ -97,8 +97,12 @@ class Gateway:
         max_context: int | None = None,
         limits: SessionLimits | None = None,
         metadata: Mapping[str, Any] | None = None,
+        recorder: Recorder | None = None,
     ) -> Opened:
-        """Open a session. Raises `ConfigError` when the id is taken or the gateway is full."""
+        """Open a session; `recorder` keeps its turns instead of the gateway's own.
+
+        Raises `ConfigError` when the id is taken or the gateway is full.
+        """
         session_id = session_id or secrets.token_hex(12)
         if session_id in self.sessions:
             raise ConfigError(
@@ -129,7 +133,7 @@ class Gateway:
         session = Session(
             session_id,
             policy,
-            self._recorder(session_id, header),
+            recorder or self._recorder(session_id, header),
             limits=limits or self.session_limits,
             metadata=metadata,
             gate=self._gate,
@@ -236,10 +240,15 @@ class Gateway:
         return int(runner.addresses[0][1])
 
     async def serve_socket(self, sock: socket.socket, session: Session) -> web.AppRunner:
-        """Serve one session on a listening socket handed out of its sandbox. `cleanup()` the runner to stop."""
+        """Serve one session on a listening socket handed out of its sandbox."""
         runner = await self._run(agent_app(self, bound=session))
         await web.SockSite(runner, sock).start()
         return runner
+
+    async def stop_serving(self, runner: web.AppRunner) -> None:
+        """Close one of the gateway's sockets and its connections."""
+        self._runners.remove(runner)
+        await runner.cleanup()
 
     async def serve_app(self, app: web.Application, host: str, port: int) -> int:
         """Serve another application of the gateway (the control side); the port in use."""

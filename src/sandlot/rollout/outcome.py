@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from sandlot.errors import FailureKind
@@ -48,13 +48,11 @@ def failure_of(seen: Evidence) -> tuple[FailureKind | None, str]:
 
 @dataclass(frozen=True)
 class EpisodeResult:
-    """One line of `results.jsonl`. Times in seconds; `reward` None is ungraded."""
+    """A finished episode as its row in `results.jsonl` tells it. Times in seconds; `reward` None is ungraded."""
 
     episode_id: str
     task: str
     harness: str
-    group_id: str
-    attempt: int
     reward: float | None
     failure: FailureKind | None = None
     detail: str = ""
@@ -63,11 +61,7 @@ class EpisodeResult:
     trained_tokens: int = 0
     samples: int = 0
     forks: int = 0
-    undelivered: int = 0
-    patch_bytes: int = 0
-    tries: int = 1
     seconds: Mapping[str, float] = field(default_factory=dict)
-    facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def solved(self) -> bool:
@@ -82,10 +76,20 @@ class EpisodeResult:
     def total_seconds(self) -> float:
         return sum(self.seconds.values())
 
-    def as_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "failure": self.failure and str(self.failure)}
-
     @classmethod
-    def from_dict(cls, row: Mapping[str, Any]) -> EpisodeResult:
-        failure = row.get("failure")
-        return cls(**{**row, "failure": FailureKind(failure) if failure else None})
+    def from_row(cls, row: Mapping[str, Any]) -> EpisodeResult:
+        facts = row["metadata"]
+        return cls(
+            episode_id=row["episode_id"],
+            task=facts.get("task", ""),
+            harness=facts.get("harness", ""),
+            reward=row["reward"],
+            failure=FailureKind(row["failure"]) if row["failure"] else None,
+            detail="; ".join(row["violations"][:1]) or facts.get("detail", ""),
+            turns=row["turns"],
+            sampled_tokens=row["sampled_tokens"],
+            trained_tokens=row["trained_tokens"],
+            samples=row["samples"],
+            forks=row["forks"],
+            seconds=facts.get("seconds", {}),
+        )

@@ -21,6 +21,8 @@ STYLES: Mapping[str, str] = {"solved": "green", "failed": "yellow", "ungraded": 
 class Progress(Protocol):
     """Told by the rollout what happens; must not block."""
 
+    def begin(self, total: int, done: int) -> None: ...
+
     def phase(self, episode_id: str, phase: str) -> None: ...
 
     def turn(self, episode_id: str, turns: int, tokens: int) -> None: ...
@@ -30,6 +32,8 @@ class Progress(Protocol):
 
 class Silent:
     """Shows nothing."""
+
+    def begin(self, total: int, done: int) -> None: ...
 
     def phase(self, episode_id: str, phase: str) -> None: ...
 
@@ -41,14 +45,15 @@ class Silent:
 class LiveTable:
     """Running episodes with their phase, counts of the finished ones, and a bar."""
 
-    def __init__(self, console: Console, total: int, done: int = 0) -> None:
+    def __init__(self, console: Console) -> None:
         self._console = console
-        self._total = total
-        self._done = done
+        self._total = 0
+        self._done = 0
         self._states = dict.fromkeys(STYLES, 0)
         self._running: dict[str, tuple[float, str]] = {}
         self._counts: dict[str, tuple[int, int]] = {}
         self._started = time.monotonic()
+        self._step = ""
         self._live = Live(console=console, get_renderable=self._render, refresh_per_second=4, transient=True)
 
     def __enter__(self) -> Self:
@@ -59,9 +64,18 @@ class LiveTable:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._live.stop()
 
+    def begin(self, total: int, done: int) -> None:
+        self._total, self._done = total, done
+
     def phase(self, episode_id: str, phase: str) -> None:
         since = self._running.get(episode_id, (time.monotonic(), ""))[0]
         self._running[episode_id] = (since, phase)
+
+    def say(self, text: str) -> None:
+        """A long step that belongs to no episode."""
+        self._step = text
+        if not self._live.is_started:
+            self._console.print(text, style="dim")
 
     def turn(self, episode_id: str, turns: int, tokens: int) -> None:
         self._counts[episode_id] = (turns, tokens)
@@ -74,7 +88,8 @@ class LiveTable:
         why = f" ({result.failure}: {result.detail})" if result.failure else ""
         line = Text.assemble(
             (f"{result.state:>8}", STYLES[result.state]),
-            f"  {result.episode_id}  {result.turns} turns  {result.sampled_tokens} tokens  {result.total_seconds:.1f} s",
+            f"  {result.episode_id}  {result.turns} turns  {result.sampled_tokens} tokens"
+            f"  {result.total_seconds:.1f} s",
             (why, "dim"),
         )
         self._console.print(line, soft_wrap=True)
@@ -90,7 +105,7 @@ class LiveTable:
         bar = ProgressBar(total=self._total, completed=self._done, width=40)
         states = "  ".join(f"[{STYLES[name]}]{count} {name}[/]" for name, count in self._states.items())
         line = Text.from_markup(f" {self._done}/{self._total}  {states}  {now - self._started:.0f} s")
-        return Group(table, bar, line)
+        return Group(table if self._running else Text(self._step, style="dim"), bar, line)
 
 
 def summary_table(results: list[EpisodeResult]) -> Table:

@@ -1,0 +1,92 @@
+"""`sandlot doctor`: what works on this machine, tried for real; each no with its cure."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from sandlot.cli.common import JsonFlag, console, print_json
+from sandlot.errors import SandlotError
+from sandlot.sandbox import SANDBOXES, Check
+
+
+def command(
+    sandbox: Annotated[str, typer.Option(help="Sandbox backend to try.")] = "local",
+    engine: Annotated[str, typer.Option(help="Engine URL to try.")] = "",
+    install: Annotated[bool, typer.Option("--install", help="Also install the agent CLIs.")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Try everything a run needs on this machine. Exit 1 when something is missing."""
+    checks = [*_machine(), *asyncio.run(_rooms(sandbox, engine)), *(_harnesses() if install else [])]
+    if as_json:
+        print_json([check.__dict__ for check in checks])
+    else:
+        table = Table("", "what", "found", "cure")
+        for check in checks:
+            table.add_row("[green]yes[/]" if check.ok else "[red]no[/]", check.name, check.detail, check.cure)
+        console.print(table)
+    if not all(check.ok for check in checks):
+        raise typer.Exit(1)
+
+
+def _machine() -> list[Check]:
+    cores = len(os.sched_getaffinity(0))
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    free = shutil.disk_usage(os.path.expanduser("~")).free / 2**30
+    git = shutil.which("git")
+    return [
+        Check("python", sys.version_info >= (3, 11), sys.version.split()[0], "install Python 3.11 or newer"),
+        Check("machine", memory >= 4, f"{cores} cores, {memory:.0f} GiB memory", "use a machine with 4 GiB or more"),
+        Check("disk", free >= 5, f"{free:.0f} GiB free at home", "free some space, or set XDG_CACHE_HOME"),
+        Check("git", git is not None, git or "not found", "install git"),
+    ]
+
+
+async def _rooms(sandbox: str, engine: str) -> list[Check]:
+    checks: list[Check] = []
+    try:
+        backend = SANDBOXES.get(sandbox)()
+        try:
+            checks += await backend.doctor()
+        finally:
+            await backend.close()
+    except SandlotError as error:
+        checks.append(Check(f"sandbox {sandbox}", False, str(error)))
+    if engine:
+        checks.append(await _engine(engine))
+    return checks
+
+
+async def _engine(url: str) -> Check:
+    from sandlot.engine import ENGINES, SamplingParams
+    from sandlot.engine.probe import probe
+
+    client = ENGINES.get("vllm")(url)
+    try:
+        info = await client.info()
+        mode = await probe(client, SamplingParams())
+    except SandlotError as error:
+        return Check("engine", False, str(error), "start it as the error says")
+    finally:
+        await client.close()
+    return Check("engine", True, f"{info.name}: {info.model}, context {info.max_context:,}, {mode} logprobs")
+
+
+def _harnesses() -> list[Check]:
+    from sandlot.harness import HARNESSES
+
+    checks = []
+    for name in HARNESSES.names():
+        try:
+            layers = HARNESSES.get(name)().layers()
+        except SandlotError as error:
+            checks.append(Check(f"harness {name}", False, str(error)))
+        else:
+            checks.append(Check(f"harness {name}", True, f"{len(layers)} layers"))
+    return checks

@@ -1,0 +1,60 @@
+"""`sandlot gateway`: the gateway alone, for agents that something else runs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sandlot.cli.common import JsonFlag, console, print_json
+
+
+def command(
+    engine: Annotated[str, typer.Option(help="URL of a vLLM (or `embedded`).")],
+    model: Annotated[Path | None, typer.Option(help="Checkpoint directory: tokenizer and chat template.")] = None,
+    host: Annotated[str, typer.Option(help="Address agents reach.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port agents reach; 0 picks one.")] = 8400,
+    control_host: Annotated[str, typer.Option(help="Address of the control side.")] = "127.0.0.1",
+    control_port: Annotated[int, typer.Option(help="Port of the control side; 0 picks one.")] = 8401,
+    base_url: Annotated[str, typer.Option(help="How agents reach this gateway, when not by host and port.")] = "",
+    out: Annotated[Path | None, typer.Option(help="Run directory for journals and samples.")] = None,
+    temperature: Annotated[float, typer.Option(min=0.0)] = 1.0,
+    served_model: Annotated[str | None, typer.Option(help="Model name at the engine.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Serve agents and their control side until interrupted. The admin key is $SANDLOT_ADMIN_KEY, or a new one."""
+    from sandlot.config import load_config
+    from sandlot.rollout.serve import serve_gateway
+
+    flags = {"engine": engine, "model": model, "served_model": served_model, "sampling": {"temperature": temperature}}
+    config = load_config(None, flags)
+    admin_key = os.environ.get("SANDLOT_ADMIN_KEY") or secrets.token_urlsafe(32)
+
+    def ready(agent_port: int, ctl_port: int) -> None:
+        told = {
+            "base_url": base_url or f"http://{host}:{agent_port}",
+            "control_url": f"http://{control_host}:{ctl_port}",
+            "admin_key": admin_key,
+        }
+        if as_json:
+            print_json(told)
+        else:
+            for name, value in told.items():
+                console.print(f"{name.replace('_', ' '):>12}  {value}", highlight=False)
+
+    asyncio.run(
+        serve_gateway(
+            config,
+            admin_key=admin_key,
+            agents=(host, port),
+            control=(control_host, control_port),
+            base_url=base_url,
+            out=out,
+            ready=ready,
+            say=lambda text: console.print(text, style="dim"),
+        )
+    )

@@ -1,0 +1,100 @@
+"""`sandlot rollout`: run agents on tasks and write a run directory."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sandlot.cli.common import JsonFlag, console, print_json
+from sandlot.config import RunConfig, load_config
+
+Harnesses = Annotated[list[str] | None, typer.Option("--harness", "-H", help="Agent CLI; may be given again.")]
+Only = Annotated[list[str] | None, typer.Option("--only", help="Run this task only; may be given again.")]
+Engine = Annotated[str | None, typer.Option(help="`embedded`, `scripted`, or the URL of a vLLM.")]
+Model = Annotated[Path | None, typer.Option(help="Checkpoint directory; default: the embedded model.")]
+Attempts = Annotated[int | None, typer.Option("-n", "--attempts", help="Episodes per task and harness.")]
+Concurrency = Annotated[int | None, typer.Option("-j", "--concurrency", help="Episodes at once; 0: by the cores.")]
+Out = Annotated[Path | None, typer.Option("--out", "-o", help="Run directory; an existing one is continued.")]
+Turns = Annotated[int | None, typer.Option("--max-turns", help="Model calls per episode.")]
+Tokens = Annotated[int | None, typer.Option("--max-tokens", help="Sampled tokens per turn.")]
+Seconds = Annotated[float | None, typer.Option("--wall-clock", help="Seconds per episode.")]
+Temperature = Annotated[float | None, typer.Option("--temperature", help="Sampling temperature.")]
+ConfigFile = Annotated[Path | None, typer.Option("--config", "-c", help="TOML file with the same settings.")]
+
+
+def command(
+    tasks: Annotated[str | None, typer.Argument(help="`bundled`, a task directory, or a .jsonl of rows.")] = None,
+    harness: Harnesses = None,
+    sandbox: Annotated[str | None, typer.Option(help="Sandbox backend.")] = None,
+    engine: Engine = None,
+    model: Model = None,
+    served_model: Annotated[str | None, typer.Option(help="Model name at the engine.")] = None,
+    attempts: Attempts = None,
+    only: Only = None,
+    concurrency: Concurrency = None,
+    max_turns: Turns = None,
+    max_tokens: Tokens = None,
+    wall_clock: Seconds = None,
+    temperature: Temperature = None,
+    out: Out = None,
+    config: ConfigFile = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Run every harness on every task, n times, into a run directory. The same command again continues it."""
+    flags: dict[str, Any] = {
+        "tasks": tasks,
+        "harness": harness,
+        "sandbox": sandbox,
+        "engine": engine,
+        "model": model,
+        "served_model": served_model,
+        "attempts": attempts,
+        "only": only,
+        "concurrency": concurrency,
+        "sampling": {"max_tokens": max_tokens, "temperature": temperature},
+        "limits": {"turns": max_turns, "wall_clock": wall_clock},
+    }
+    run(load_config(config, flags), out, as_json)
+
+
+def run(config: RunConfig, out: Path | None, as_json: bool) -> None:
+    """Roll out and show what came of it."""
+    from sandlot.rollout.progress import LiveTable, Silent, summary_table
+    from sandlot.rollout.run import rollout
+
+    path = out or Path("runs") / time.strftime("%Y%m%d-%H%M%S")
+    started = time.monotonic()
+    if as_json:
+        results = asyncio.run(rollout(config, path, progress=Silent(), say=lambda text: None))
+    else:
+        with LiveTable(console) as table:
+            results = asyncio.run(rollout(config, path, progress=table, say=table.say))
+    seconds = time.monotonic() - started
+    states = {state: sum(r.state == state for r in results) for state in ("solved", "failed", "ungraded")}
+    if as_json:
+        print_json(
+            {
+                "run": str(path),
+                "seconds": round(seconds, 1),
+                **states,
+                "episodes": [
+                    {"episode_id": r.episode_id, "reward": r.reward, "failure": r.failure, "detail": r.detail}
+                    for r in results
+                ],
+            }
+        )
+        return
+    console.print(summary_table(results))
+    counts = ", ".join(f"{count} {state}" for state, count in states.items())
+    console.print(f"{len(results)} episodes in {seconds:.0f} s: {counts}. The run is in [bold]{path}[/]")
+    console.print("next:")
+    for what, line in (
+        ("prove its samples", f"sandlot audit {path}"),
+        ("look at it", f"sandlot view {path}"),
+        ("take its samples", f"sandlot export {path} --to parquet"),
+    ):
+        console.print(f"  [cyan]{line}[/]  [dim]# {what}[/]", highlight=False, soft_wrap=True)

@@ -1,0 +1,84 @@
+"""From a configuration to something that samples: model, chat format, engine, probed before anything is trained."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+from sandlot.cache import cache_dir
+from sandlot.chat.format import load_chat_format
+from sandlot.config import RunConfig
+from sandlot.engine import ENGINES, SamplingParams
+from sandlot.engine.embedded_model import prepare_embedded_model
+from sandlot.engine.probe import probe
+from sandlot.engine.process import EngineProcess
+from sandlot.errors import ConfigError, ModelError
+from sandlot.gateway.session import Policy
+from sandlot.rollout.scripts import idle_scripts, solution_scripts
+from sandlot.tasks import Task
+
+Say = Callable[[str], None]
+"""Told in words what long step is under way."""
+
+_PROBE = "The quick brown fox jumps over the lazy dog, and then it goes on to say that"
+
+EMBEDDED = ("embedded", "scripted", "scripted-idle")
+"""Engines that Sandlot starts itself."""
+
+
+@asynccontextmanager
+async def policy_of(
+    config: RunConfig, tasks: Sequence[Task], *, say: Say, log: Path | None = None
+) -> AsyncIterator[Policy]:
+    """The policy that `config` describes, its engine started if it is an embedded one.
+
+    Raises `ModelError` or `EngineError` when the model has no usable chat template, or the engine is down, has no token
+    endpoint, or gives logprobs of another distribution than the one it samples from.
+    """
+    model_dir = config.model
+    if model_dir is None:
+        say("preparing the embedded model")
+        model_dir = await asyncio.to_thread(prepare_embedded_model, cache_dir(), say)
+    if not model_dir.is_dir():
+        raise ModelError(f"{model_dir} is no checkpoint directory: give one with tokenizer.json and a chat template")
+    fmt = await asyncio.to_thread(load_chat_format, model_dir)
+    async with AsyncExitStack() as stack:
+        url = config.engine
+        if url in EMBEDDED:
+            say(f"starting the {url} engine")
+            url = (await stack.enter_async_context(_embedded(config, model_dir, tasks, log))).url
+        elif "://" not in url:
+            raise ConfigError(f"engine {url!r} is neither a URL nor one of {', '.join(EMBEDDED)}")
+        engine = ENGINES.get(config.engine_kind)(url, config.served_model)
+        stack.push_async_callback(engine.close)
+        info = await engine.info()
+        if info.vocab_size is not None and fmt.vocab_size > info.vocab_size:
+            raise ModelError(
+                f"the tokenizer of {model_dir} has {fmt.vocab_size} tokens, the engine's model {info.vocab_size}: "
+                "give the checkpoint directory of the model that the engine serves"
+            )
+        sampling = SamplingParams(**config.sampling.model_dump())
+        say("probing the engine's logprobs")
+        mode = await probe(engine, sampling, prompt_ids=fmt.encode(_PROBE))
+        context = min(info.max_context, config.limits.context or info.max_context)
+        yield Policy(engine, fmt, info.model, sampling, context, mode)
+
+
+@asynccontextmanager
+async def _embedded(
+    config: RunConfig, model_dir: Path, tasks: Sequence[Task], log: Path | None
+) -> AsyncIterator[EngineProcess]:
+    if config.engine == "embedded":
+        async with EngineProcess(model_dir, log_file=log) as process:
+            yield process
+        return
+    scripts = solution_scripts(tasks) if config.engine == "scripted" else idle_scripts(tasks)
+    with tempfile.TemporaryDirectory(prefix="sandlot-scripts-") as scratch:
+        file = Path(scratch) / "scripts.json"
+        file.write_text(json.dumps(scripts), "utf-8")
+        async with EngineProcess(model_dir, kind="scripted", script=file, log_file=log) as process:
+            yield process

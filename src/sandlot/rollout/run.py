@@ -1,0 +1,137 @@
+"""Many episodes at once, each on its own: none waits for another, and one that breaks touches no other."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from importlib.metadata import version
+from pathlib import Path
+
+from sandlot.config import RunConfig
+from sandlot.errors import ConfigError, FailureKind, SandlotError
+from sandlot.gateway import Gateway, GatewayLimits
+from sandlot.grading.runtime import runtime_layers
+from sandlot.harness import HARNESSES, Harness
+from sandlot.rollout.episode import EpisodeRunner, EpisodeSpec
+from sandlot.rollout.outcome import EpisodeResult
+from sandlot.rollout.policy import Say, policy_of
+from sandlot.rollout.progress import Progress
+from sandlot.sandbox import SANDBOXES, Layer
+from sandlot.tasks import Task, load_tasks
+from sandlot.trajectory.rundir import EpisodeState, RunDir
+
+MAY_DIFFER = ("concurrency", "retries", "max_infra_share")
+"""Settings that may change when a run is continued: no result depends on them."""
+_ENOUGH_TO_JUDGE = 8
+"""Finished episodes before a share of infrastructure failures means anything."""
+_ROOM = 512
+"""Tokens of context an agent needs beyond its own first prompt."""
+
+
+def planned(config: RunConfig) -> tuple[list[Task], list[EpisodeSpec]]:
+    """The tasks of a run and its episodes; first attempts come first. `ConfigError` when a name fits no task."""
+    tasks = load_tasks(config.tasks)
+    if unknown := set(config.only) - {task.id for task in tasks}:
+        raise ConfigError(f"there is no task called {sorted(unknown)[0]!r} in {config.tasks}")
+    tasks = [task for task in tasks if not config.only or task.id in config.only]
+    specs = [
+        EpisodeSpec(task, harness, attempt)
+        for attempt in range(config.attempts)
+        for harness in config.harness
+        for task in tasks
+    ]
+    return tasks, specs
+
+
+def concurrency_of(config: RunConfig) -> int:
+    """Episodes at once: what was asked for, else as many as the cores carry. Agents mostly wait for the engine."""
+    return config.concurrency or max(2, 4 * len(os.sched_getaffinity(0)))
+
+
+async def rollout(config: RunConfig, out: Path, *, progress: Progress, say: Say) -> list[EpisodeResult]:
+    """Run all episodes of `config` into the run directory `out`, or those that are still missing there.
+
+    Returns the results of all finished episodes, also of earlier starts. Raises what makes the whole run
+    impossible; an episode's own failure is in its result.
+    """
+    tasks, specs = await asyncio.to_thread(planned, config)
+    facts = {"sandlot": version("sandlot"), "python": platform.python_version(), "kernel": platform.release()}
+    settings = config.model_dump(mode="json")
+    with RunDir.create_or_continue(out, settings, facts=facts, may_differ=MAY_DIFFER) as run:
+        await asyncio.to_thread(run.recover)
+        missing = [spec for spec in specs if run.state(spec.id) is not EpisodeState.FINISHED]
+        progress.begin(len(specs), len(specs) - len(missing))
+        if missing:
+            harnesses, layers = await _install(config, {spec.task.image for spec in missing}, say)
+            async with AsyncExitStack() as stack:
+                log = run.path / "logs" / "engine.log"
+                policy = await stack.enter_async_context(policy_of(config, tasks, say=say, log=log))
+                for harness in harnesses.values():
+                    _expect_room(harness, policy.max_context)
+                backend = SANDBOXES.get(config.sandbox)()
+                stack.push_async_callback(backend.close)
+                await backend.sweep()
+                gateway = await stack.enter_async_context(Gateway(policy, limits=GatewayLimits()))
+                say("running")
+                runner = EpisodeRunner(config, gateway, backend, run, harnesses, layers, progress)
+                await _run_all(runner, missing)
+        return [EpisodeResult.from_row(row) for row in run.results()]
+
+
+async def _run_all(runner: EpisodeRunner, specs: Sequence[EpisodeSpec]) -> None:
+    slots = asyncio.Semaphore(concurrency_of(runner.config))
+    finished: list[EpisodeResult] = []
+
+    async def one(spec: EpisodeSpec) -> None:
+        async with slots:
+            finished.append(await runner(spec))
+        lost = [r for r in finished if r.failure is FailureKind.INFRA_ERROR]
+        if len(finished) >= _ENOUGH_TO_JUDGE and len(lost) > runner.config.max_infra_share * len(finished):
+            raise SandlotError(
+                f"{len(lost)} of {len(finished)} episodes were lost to infrastructure, so the run stops; "
+                f"the last said: {lost[-1].detail}"
+            )
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for spec in specs:
+                group.create_task(one(spec))
+    except* SandlotError as several:
+        raise several.exceptions[0] from None
+
+
+async def _install(
+    config: RunConfig, images: set[str], say: Say
+) -> tuple[dict[str, Harness], dict[str, tuple[Layer, ...]]]:
+    """The harnesses by name and their layers, installed now rather than in the first episode."""
+    harnesses: dict[str, Harness] = {}
+    layers: dict[str, tuple[Layer, ...]] = {}
+    for name in config.harness:
+        kind = HARNESSES.get(name)
+        takes_progress = "progress" in inspect.signature(kind).parameters
+        harnesses[name] = kind(progress=say) if takes_progress else kind()
+        say(f"installing {name}")
+        layers[name] = await asyncio.to_thread(harnesses[name].layers)
+    for image in images:
+        await asyncio.to_thread(runtime_layers, image)
+    return harnesses, layers
+
+
+def _expect_room(harness: Harness, max_context: int) -> None:
+    if harness.prompt_tokens + _ROOM > max_context:
+        raise ConfigError(
+            f"{harness.name} needs about {harness.prompt_tokens} tokens for its own prompt and the model's context is "
+            f"{max_context}: use a model with a longer context, or a smaller harness"
+        )
+
+
+def by_task(results: Sequence[EpisodeResult]) -> Mapping[str, list[EpisodeResult]]:
+    """Results grouped by task, in order of appearance."""
+    groups: dict[str, list[EpisodeResult]] = {}
+    for result in results:
+        groups.setdefault(result.task, []).append(result)
+    return groups
