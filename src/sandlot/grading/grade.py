@@ -51,14 +51,17 @@ async def grade(
     evidence: dict[str, Any] = {"patch": diff.decode("utf-8", "backslashreplace")}
     form = _FORMS.get(type(task.grading)) or str(getattr(task.grading, "form", type(task.grading).__name__))
     evidence["form"] = form
+    verdict: Verdict | None = None
     try:
         grader: Grader = GRADERS.get(form)
         async with opened(task, patch, backend, spec, evidence) as bench:
             verdict = await grader(bench)
-    except SandlotError as error:
-        kind = error.kind if error.kind is not FailureKind.ABORTED else FailureKind.GRADER_ERROR
-        return Verdict(None, kind, str(error), evidence=evidence)
     except Exception as error:
+        if verdict is not None:  # it was reached; only clearing away failed
+            evidence["teardown"] = f"{type(error).__name__}: {error}"
+            return verdict
+        if isinstance(error, SandlotError):
+            return Verdict(None, error.kind, str(error), evidence=evidence)
         evidence["traceback"] = traceback.format_exc()
         return Verdict(None, FailureKind.GRADER_ERROR, f"{type(error).__name__}: {error}", evidence=evidence)
     return verdict

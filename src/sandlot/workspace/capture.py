@@ -56,7 +56,7 @@ def patch_of_tar(tar: IO[bytes], prepared: Prepared, max_bytes: int = PATCH_LIMI
                 excess = len(diff) - max_bytes
                 while candidates and excess > 0:
                     size, path = candidates.pop()
-                    excess -= max(size, 1)
+                    excess -= size + size // 3 + 100  # as much as base85 and the header can add
                     omitted.append(path)
                     del final[path]
                 tree = store.write_tree(final, index)

@@ -1,0 +1,3 @@
+from support.sandboxes import backend
+
+__all__ = ["backend"]
