@@ -16,7 +16,7 @@ from sandlot.chat.messages import Message, Tool, ToolCall
 from sandlot.chat.roles import UNPARSED_ARGUMENTS
 from sandlot.chat.template import TemplateError
 from sandlot.errors import ModelError
-from support.chat_templates import SHAPES, write_chat_dir
+from support.chat_templates import SHAPES, split_turn, write_chat_dir
 
 SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}}
 TOOLS = (Tool("read", "Read a file.", SCHEMA), Tool("list", "List files.", SCHEMA))
@@ -36,20 +36,6 @@ def result(text: str, name: str, k: int = 0, turn: int = 0) -> Message:
 
 def user(text: str) -> Message:
     return Message("user", text)
-
-
-def split_turn(chat: TemplateFormat, base: list[Message], turn: Message, tools: tuple[Tool, ...]) -> list[int]:
-    """What the model would have to sample for `turn`, as the template writes it: without the header, with the close."""
-    head = chat.tokenizer.encode(chat.text(base, tools, generation_prompt=False))
-    ids = chat.tokenizer.encode(chat.text([*base, turn], tools, generation_prompt=False))
-    assert ids[: len(head)] == head
-    header = chat.render(base, tools)[len(head) :]
-    ids = ids[len(head) :]
-    if ids[: len(header)] == header:
-        ids = ids[len(header) :]
-    while ids[-1] not in chat.stop_token_ids:
-        ids.pop()
-    return ids
 
 
 def test_is_a_chat_format(formats: Mapping[str, TemplateFormat]) -> None:

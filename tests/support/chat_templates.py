@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import AddedToken
 
+from sandlot.chat.format import TemplateFormat
+from sandlot.chat.messages import Message, Tool
 from support.toy_model import chat_template, train_tokenizer
 
 # ChatML with grouped tool results; thoughts before the last real question are left out, and the last turn always
@@ -229,3 +232,17 @@ def write_chat_dir(directory: Path, shape: Shape) -> Path:
     (directory / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
     (directory / "chat_template.jinja").write_text(shape.template, encoding="utf-8")
     return directory
+
+
+def split_turn(chat: TemplateFormat, base: Sequence[Message], turn: Message, tools: Sequence[Tool]) -> list[int]:
+    """What the model would have to sample for `turn`, as the template writes it: without the header, with the close."""
+    head = chat.tokenizer.encode(chat.text(base, tools, generation_prompt=False))
+    ids = chat.tokenizer.encode(chat.text([*base, turn], tools, generation_prompt=False))
+    assert ids[: len(head)] == head
+    header = chat.render(base, tools)[len(head) :]
+    ids = ids[len(head) :]
+    if ids[: len(header)] == header:
+        ids = ids[len(header) :]
+    while ids[-1] not in chat.stop_token_ids:
+        ids.pop()
+    return ids
