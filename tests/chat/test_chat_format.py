@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -40,6 +41,16 @@ def user(text: str) -> Message:
 
 def test_is_a_chat_format(formats: Mapping[str, TemplateFormat]) -> None:
     assert all(isinstance(chat, ChatFormat) for chat in formats.values())
+
+
+def test_threads_get_what_one_thread_gets(formats: Mapping[str, TemplateFormat]) -> None:
+    chat = formats["stripping"]
+    conversations = [[SYSTEM, user(f"{k} <|im_end|> {'hello ' * k}")] for k in range(64)]
+    with ThreadPoolExecutor(8) as pool:
+        rendered = list(pool.map(lambda c: chat.render(c, TOOLS), conversations))
+        extended = list(pool.map(lambda c: chat.extend((), (), c[1:], TOOLS), conversations))
+    assert rendered == [chat.render(c, TOOLS) for c in conversations]
+    assert extended == [chat.extend((), (), c[1:], TOOLS) for c in conversations]
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -300,3 +311,14 @@ class TestForeignHistory:
         places = [text.rfind(part) for part in shown]
         assert -1 not in places
         assert places == sorted(places)
+
+    @pytest.mark.parametrize("name", SHAPES)
+    def test_several_leading_system_messages(self, formats: Mapping[str, TemplateFormat], name: str) -> None:
+        """They stay the system's, as one message where the template takes only one."""
+        chat = formats[name]
+        rules = [Message("system", "Rule one."), Message("system", "Rule two.")]
+        text = chat.decode(chat.render([*rules, USER], ()))
+        assert 0 <= text.find("Rule one.") < text.find("Rule two.") < text.find("Fix the bug.")
+        if chat.traits.system_first and not chat.traits.system_later:
+            joined = chat.render([Message("system", "Rule one.\n\nRule two."), USER], ())
+            assert chat.render([*rules, USER], ()) == joined

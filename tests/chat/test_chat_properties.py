@@ -143,9 +143,16 @@ def test_continuation_is_the_full_render(formats: Mapping[str, TemplateFormat], 
     chat = formats[name]
 
     @shared
-    @given(conversations(), turns(9), tools)
-    def check(base: list[Message], step: tuple[Message, list[Message]], offered: list[Tool]) -> None:
+    @given(conversations(), turns(9), st.none() | turns(10), tools)
+    def check(
+        base: list[Message],
+        step: tuple[Message, list[Message]],
+        foreign: tuple[Message, list[Message]] | None,
+        offered: list[Tool],
+    ) -> None:
         turn, after = step
+        if foreign:  # a turn that was not sampled here is a new message like any other
+            after = [*after, foreign[0], *foreign[1]]
         if name in ("stripping", "xml"):  # they drop old thoughts, or the prompt opens one that history has not
             turn = replace(turn, reasoning="")
         try:

@@ -7,7 +7,6 @@ sampled is in it. `self_check` proves at load, on probe conversations, that this
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -15,17 +14,16 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from sandlot.chat.literals import Guard
 from sandlot.chat.markup import CALL_PAIR, THINK_PAIRS, Markup
 from sandlot.chat.messages import Message, Reply, Tool, ToolCall
 from sandlot.chat.parse import parse_reply
-from sandlot.chat.roles import Traits, conform, template_messages, untrusted_texts
+from sandlot.chat.probe import find_traits, self_check
+from sandlot.chat.rendering import render_text
+from sandlot.chat.roles import Traits, conform, untrusted_texts
 from sandlot.chat.template import ChatTemplate, TemplateError, load_template
 from sandlot.chat.tokenizer import ChatTokenizer, load_tokenizer, read_json
 from sandlot.chat.xml_calls import FUNCTION
 from sandlot.errors import ModelError
-
-log = logging.getLogger("sandlot.chat")
 
 _USER = Message("user", "Go on.")
 
@@ -158,27 +156,6 @@ class TemplateFormat:
         return self.tokenizer.encode(close) if close else []
 
 
-def render_text(
-    tokenizer: ChatTokenizer,
-    template: ChatTemplate,
-    traits: Traits,
-    messages: Sequence[Message],
-    tools: Sequence[Tool],
-    generation_prompt: bool,
-) -> str:
-    """Render with untrusted control strings cut; the template's own become aliases."""
-    shown = conform(messages, traits)
-    functions: list[dict[str, Any]] = [t.as_function() for t in tools]
-    try:
-        guard = Guard(tokenizer.literals, untrusted_texts(shown, functions))
-        text = template.render(
-            template_messages(shown, guard), guard.value(functions), generation_prompt=generation_prompt
-        )
-    except RecursionError as e:
-        raise TemplateError("a tool or tool call in the conversation is nested too deeply to render") from e
-    return guard.clean(tokenizer.conceal(text))
-
-
 def _turn(sentinel: str, calls: tuple[ToolCall, ...]) -> Message:
     # Some templates leave out the text of a turn with calls: the last call carries the sentinel too.
     if calls:
@@ -249,8 +226,6 @@ def load_chat_format(
     as `{"enable_thinking": True}`; `now` is the date templates may print, by default that of loading.
     `ModelError` where there is no tokenizer or no template.
     """
-    from sandlot.chat.probe import find_traits, self_check
-
     directory = Path(model_dir)
     if not directory.is_dir():
         raise ModelError(f"{directory} is no directory; give a checkpoint directory with tokenizer.json in it")

@@ -44,6 +44,8 @@ class Literals:
         self._heads = frozenset(s[:k] for s in self.all for k in range(1, len(s)))
         self._tails = frozenset(s[k:] for s in self.all for k in range(1, len(s)))
         self._reach = max(map(len, self.all), default=0)
+        self._first = frozenset(s[0] for s in self.all)
+        self._last = frozenset(s[-1] for s in self.all)
         self._all_joined = "\0".join(self.all)
 
     def cuts(self, text: str) -> list[int]:
@@ -52,13 +54,11 @@ class Literals:
         if self.longest.search(text):  # far quicker than the overlapping search, and nearly always the end of it
             cuts.update(m.start() + 1 for m in self._starts.finditer(text))
         body = text.strip()
-        if body:
-            end = len(text.rstrip())
-            reach = min(self._reach, len(body) + 1)
-            if any(body[-k:] in self._heads for k in range(1, reach)):
-                cuts.add(end)
-            if any(body[:k] in self._tails for k in range(1, reach)):
-                cuts.add(len(text) - len(text.lstrip()))
+        reach = min(self._reach, len(body) + 1)
+        if not self._first.isdisjoint(body[-reach:]) and any(body[-k:] in self._heads for k in range(1, reach)):
+            cuts.add(len(text.rstrip()))
+        if not self._last.isdisjoint(body[:reach]) and any(body[:k] in self._tails for k in range(1, reach)):
+            cuts.add(len(text) - len(text.lstrip()))
         return sorted(cuts)
 
     def holds(self, text: str) -> bool:

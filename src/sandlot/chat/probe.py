@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sandlot.chat.messages import Message, Tool, ToolCall
+from sandlot.chat.rendering import render_text
 from sandlot.chat.roles import Traits
 from sandlot.chat.template import ChatTemplate, TemplateError
 from sandlot.chat.tokenizer import ChatTokenizer
@@ -44,7 +45,6 @@ _READ, _LIST = "probe_read", "probe_list"
 
 def find_traits(name: str, tokenizer: ChatTokenizer, template: ChatTemplate) -> Traits:
     """Try what the template takes. `ModelError` when it does not even render a plain conversation."""
-    from sandlot.chat.format import render_text
 
     def shows(messages: Sequence[Message], tools: Sequence[Tool] = (), *, wanted: Sequence[str] = ()) -> bool:
         try:

@@ -39,7 +39,8 @@ def conform(messages: Sequence[Message], traits: Traits, *, head: bool = True) -
     done: list[Message] = []
     for index, message in enumerate(messages):
         if message.role == "system":
-            takes = traits.system_first if head and index == 0 else traits.system_later
+            leads = head and all(m.role == "system" for m in messages[:index])
+            takes = traits.system_first if leads else traits.system_later
             if not takes:
                 message = Message("user", message.text)
         elif message.role == "tool" and not traits.tool_role:
@@ -48,15 +49,19 @@ def conform(messages: Sequence[Message], traits: Traits, *, head: bool = True) -
             calls = [f"{CALL_PAIR[0]}\n{_as_json(call)}\n{CALL_PAIR[1]}" for call in message.tool_calls]
             message = replace(message, text="\n".join([message.text, *calls] if message.text else calls), tool_calls=())
         last = done[-1] if done else None
-        if last is not None and message.role == "user" and _must_join(last.role, traits):
+        if last is not None and _must_join(last.role, message.role, traits):
             done[-1] = replace(last, text=f"{last.text}\n\n{message.text}" if last.text else message.text)
         else:
             done.append(message)
     return done
 
 
-def _must_join(role: str, traits: Traits) -> bool:
-    return (role == "user" and not traits.user_after_user) or (role == "tool" and not traits.user_after_tool)
+def _must_join(before: str, role: str, traits: Traits) -> bool:
+    if role == "system":
+        return before == "system" and not traits.system_later
+    if role == "user":
+        return (before == "user" and not traits.user_after_user) or (before == "tool" and not traits.user_after_tool)
+    return False
 
 
 def template_messages(messages: Sequence[Message], guard: Guard) -> list[dict[str, Any]]:
