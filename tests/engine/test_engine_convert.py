@@ -85,7 +85,7 @@ def logits(model: Path) -> np.ndarray:
     return loaded.logits(loaded.forward([Piece(KvBuffer(loaded.config, 32), ids)]))
 
 
-@pytest.mark.parametrize(("matrices", "error"), [("F16", 0.001), ("Q8_0", 0.05), ("Q4_1", 1.0)])
+@pytest.mark.parametrize(("matrices", "error"), [("F16", 0.005), ("Q8_0", 0.05), ("Q4_1", 1.0)])
 def test_the_converted_checkpoint_computes_the_same(tmp_path: Path, matrices: str, error: float) -> None:
     model = make_toy_model(tmp_path / "model")
     write_gguf(model, tmp_path / "m.gguf", matrices)
