@@ -24,6 +24,12 @@ from sandlot.workspace.git import Change
 from sandlot.workspace.prepare import hidden_files_at
 
 WORKER = "/opt/sandlot/grading"
+
+
+class NothingReportedError(GradingError):
+    """A run told nothing of any test. Whose doing that is shows the same run of the base without a patch."""
+
+
 _CONTROL_TIMEOUT = 60.0
 _LOG_TAIL = 64 << 10
 

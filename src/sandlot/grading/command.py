@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from sandlot.errors import GradingError
-from sandlot.grading.bench import Bench
+from sandlot.grading.bench import Bench, NothingReportedError
 from sandlot.grading.names import PASSED
 from sandlot.grading.verdict import Verdict
 from sandlot.grading.witness import Report
@@ -31,6 +30,7 @@ async def grade_command(bench: Bench) -> Verdict:
         "command", controls=[], timeout=grading.timeout, argv=["/bin/sh", "-c", grading.command]
     )
     tests = dict(report.tests)
+    bench.evidence["reported"] = len(report.sessions)
     if detail := interrupted(report, result, grading.timeout):
         await bench.runner_works(pytest=bool(report.sessions))
     elif report.ended != 0:
@@ -38,7 +38,7 @@ async def grade_command(bench: Bench) -> Verdict:
     elif unfinished := session_fault(report):
         detail = unfinished
     elif _MENTIONS_PYTEST.search(grading.command) and not report.sessions:
-        raise GradingError("the command ended with 0, but no pytest session of it was seen")
+        raise NothingReportedError("the command ended with 0, but no pytest session of it was seen")
     else:
         return Verdict(1.0, tests=tests, evidence=bench.evidence)
     return Verdict(0.0, detail=detail, tests=tests, evidence=bench.evidence)
@@ -71,6 +71,8 @@ def session_fault(report: Report) -> str:
             return f"the test session {session} did not finish"
         if report.collected.get(session, 0) != report.reported.get(session, 0):
             return f"the test session {session} did not report all of its tests"
+    if report.foreign_skips:
+        return f"{report.foreign_skips[0]} was skipped by the code under test"
     bad = [name for name, outcome in report.tests.items() if outcome in ("failed", "error")]
     if bad:
         return f"{bad[0]} did not pass"

@@ -6,7 +6,7 @@ import traceback
 from typing import Any, Protocol
 
 from sandlot.errors import FailureKind, SandlotError
-from sandlot.grading.bench import Bench, opened
+from sandlot.grading.bench import Bench, NothingReportedError, opened
 from sandlot.grading.verdict import Verdict
 from sandlot.registry import Registry
 from sandlot.sandbox import SandboxBackend, SandboxSpec
@@ -52,10 +52,16 @@ async def grade(
     form = _FORMS.get(type(task.grading)) or str(getattr(task.grading, "form", type(task.grading).__name__))
     evidence["form"] = form
     verdict: Verdict | None = None
+    unexplained: NothingReportedError | None = None
     try:
         grader: Grader = GRADERS.get(form)
         async with opened(task, patch, backend, spec, evidence) as bench:
-            verdict = await grader(bench)
+            try:
+                verdict = await grader(bench)
+            except NothingReportedError as error:
+                unexplained = error
+        if unexplained is not None:
+            verdict = await _compared_with_base(task, diff, backend, spec, evidence, unexplained)
     except Exception as error:
         if verdict is not None:  # it was reached; only clearing away failed
             evidence["teardown"] = f"{type(error).__name__}: {error}"
@@ -64,4 +70,23 @@ async def grade(
             return Verdict(None, error.kind, str(error), evidence=evidence)
         evidence["traceback"] = traceback.format_exc()
         return Verdict(None, FailureKind.GRADER_ERROR, f"{type(error).__name__}: {error}", evidence=evidence)
+    assert verdict is not None
     return verdict
+
+
+async def _compared_with_base(
+    task: Task,
+    diff: bytes,
+    backend: SandboxBackend,
+    spec: SandboxSpec | None,
+    evidence: dict[str, Any],
+    error: NothingReportedError,
+) -> Verdict:
+    """A run that told of no test is the patch's doing if the base without a patch does tell; else it is ungraded."""
+    if not diff.strip():
+        raise error
+    base = await grade(task, b"", backend, spec=spec)
+    evidence["base"] = {"reward": base.reward, "detail": base.detail, "reported": base.evidence.get("reported", 0)}
+    if base.reward is None or not base.evidence.get("reported"):
+        raise error
+    return Verdict(0.0, detail=f"{error}, which the base without the patch does", evidence=evidence)

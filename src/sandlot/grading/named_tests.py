@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import PurePosixPath
 
-from sandlot.errors import GradingError
-from sandlot.grading.bench import Bench
+from sandlot.grading.bench import Bench, NothingReportedError
 from sandlot.grading.names import PASSED, match
 from sandlot.grading.verdict import Verdict
 from sandlot.grading.witness import doubts, without_controls
@@ -31,11 +30,12 @@ async def grade_pytest(bench: Bench) -> Verdict:
     tests, repairs = match(required, without_controls(report, controls))
     found = doubts(report, result, controls)
     bench.evidence["repairs"], bench.evidence["doubts"] = repairs, found
+    bench.evidence["reported"] = len(report.tests)
     not_passed = [name for name, outcome in tests.items() if outcome != PASSED]
     if result.timed_out or result.out_of_memory or report.ended is None:
         await bench.runner_works()
-    elif found and not report.tests:
-        raise GradingError(f"no test was reported: {found[0]}")
+    elif not report.tests:
+        raise NothingReportedError(f"no test was reported: {found[0]}")
     if result.timed_out:
         detail = f"the tests did not end within {grading.timeout:g} s"
     elif result.out_of_memory:

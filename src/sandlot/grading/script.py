@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 
-from sandlot.grading.bench import Bench
+from sandlot.grading.bench import Bench, NothingReportedError
 from sandlot.grading.names import PASSED
 from sandlot.grading.verdict import Verdict
 from sandlot.grading.witness import doubts, without_controls
@@ -25,10 +25,12 @@ async def grade_script(bench: Bench) -> Verdict:
     report, result = await bench.work("script", controls=controls, timeout=grading.timeout, script=script)
     tests = without_controls(report, controls)
     found = doubts(report, result, controls)
-    bench.evidence["doubts"] = found
+    bench.evidence["doubts"], bench.evidence["reported"] = found, len(report.tests)
     not_passed = [name for name, outcome in tests.items() if outcome != PASSED]
     if result.timed_out or result.out_of_memory or report.ended is None:
         await bench.runner_works()
+    elif not report.tests:
+        raise NothingReportedError("the script reported no test")
     if result.timed_out:
         detail = f"the script did not end within {grading.timeout:g} s"
     elif result.out_of_memory:

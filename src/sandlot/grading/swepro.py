@@ -7,7 +7,7 @@ import secrets
 from typing import Any
 
 from sandlot.errors import GradingError
-from sandlot.grading.bench import Bench
+from sandlot.grading.bench import Bench, NothingReportedError
 from sandlot.grading.command import interrupted
 from sandlot.grading.names import PASSED, match, worst
 from sandlot.grading.verdict import Verdict
@@ -43,6 +43,7 @@ async def grade_swepro(bench: Bench) -> Verdict:
     required = [*grading.fail_to_pass, *grading.pass_to_pass]
     tests, repairs = match(required, parsed)
     bench.evidence["repairs"], bench.evidence["parsed"] = repairs, parsed
+    bench.evidence["reported"] = len(parsed)
     if report.sessions:
         for name in required:
             if tests[name] == PASSED:
@@ -51,7 +52,7 @@ async def grade_swepro(bench: Bench) -> Verdict:
         await bench.runner_works(pytest=bool(report.sessions))
     broken = [session for session, status in report.sessions.items() if status is None]
     if not parsed and not detail and not broken:
-        raise GradingError("the parser found no test result in the log of the run script")
+        raise NothingReportedError("the parser found no test result in the log of the run script")
     not_passed = [name for name, outcome in tests.items() if outcome != PASSED]
     if not detail and broken:
         detail = f"the test session {broken[0]} did not finish"

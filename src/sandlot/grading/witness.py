@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sandlot.grading.names import ERROR, PASSED, worst
@@ -59,7 +59,8 @@ class Report:
 
     `started` is false when the worker did not even come to the code under test: that is nobody's doing but ours.
     `stray` are bytes on the channel that the worker did not write. `tests` maps test names to results, `errors` files
-    that could not be collected to the reason.
+    that could not be collected to the reason. `foreign_skips` are tests or files that something outside of their own
+    file made pytest skip.
     """
 
     started: bool = False
@@ -67,6 +68,7 @@ class Report:
     tests: dict[str, str] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
+    foreign_skips: list[str] = field(default_factory=list)
     sessions: dict[str, int | None] = field(default_factory=dict)
     collected: dict[str, int] = field(default_factory=dict)
     reported: dict[str, int] = field(default_factory=dict)
@@ -92,10 +94,7 @@ def read_report(stdout: bytes, nonce: str) -> Report:
             stray.append(line)
             continue
         _take(report, facts, event)
-    return Report(
-        facts["started"], facts["ended"], report.tests, report.texts, report.errors, report.sessions, report.collected,
-        report.reported, b"\n".join(stray)[:4000], facts["versions"],
-    )  # fmt: skip
+    return replace(report, stray=b"\n".join(stray)[:4000], **facts)
 
 
 def _take(report: Report, facts: dict[str, Any], event: dict[str, Any]) -> None:
@@ -116,6 +115,8 @@ def _take(report: Report, facts: dict[str, Any], event: dict[str, Any]) -> None:
             report.reported[session] = report.reported.get(session, 0) + 1
             if event["text"]:
                 report.texts[name] = str(event["text"])
+        case "foreign_skip":
+            report.foreign_skips.append(str(event["id"]))
         case "finish":
             report.sessions[session] = int(event["status"])
         case "end":

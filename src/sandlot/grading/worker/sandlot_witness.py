@@ -56,6 +56,8 @@ class Witness:
     def pytest_collectreport(self, report):
         if report.failed:
             self.send("collect_error", id=report.nodeid, text=str(report.longrepr)[-_TEXT:])
+        elif report.skipped and _from_elsewhere(report):
+            self.send("foreign_skip", id=report.nodeid)
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config, items):
@@ -87,6 +89,8 @@ class Witness:
         failing = [str(p.longrepr) for p in phases.values() if p.longrepr is not None and not p.passed]
         duration = sum(p.duration for p in phases.values())
         self.send("test", id=report.nodeid, result=result, duration=duration, text="\n".join(failing)[-_TEXT:])
+        if any(p.skipped and _from_elsewhere(p) for p in phases.values()):
+            self.send("foreign_skip", id=report.nodeid)
         self._phases[report.nodeid] = {}
 
     def _result(self, name, phases):
@@ -104,6 +108,16 @@ class Witness:
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session, exitstatus):
         self.send("finish", status=int(exitstatus), ran=session.testscollected)
+
+
+def _from_elsewhere(report):
+    """Whether a skip (or a called xfail) was raised outside of the test's own file: by the code under test, that is."""
+    reason = getattr(report, "wasxfail", None)
+    if reason is not None and not reason.startswith("reason: "):
+        return False
+    place = report.longrepr
+    path = place[0] if isinstance(place, tuple) else getattr(getattr(place, "reprcrash", None), "path", "")
+    return os.path.basename(str(path)) != os.path.basename(report.nodeid.partition("::")[0])
 
 
 def pytest_configure(config):

@@ -1,0 +1,157 @@
+"""The other grading forms: command, script and SWE-bench Pro, each with its fix, its bug and its own cheats."""
+
+import base64
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sandlot.errors import FailureKind
+from sandlot.grading import grade
+from sandlot.sandbox import SandboxBackend
+from sandlot.tasks import CommandGrading, Repository, ScriptGrading, SweProGrading, Task
+from support.cheats import (
+    BASE,
+    FAIL_TO_PASS,
+    FIXED,
+    HIDDEN,
+    PASS_ALL,
+    PASS_TO_PASS,
+    PRINTS,
+    at_import,
+    calc_patch,
+    calc_task,
+    in_add,
+)
+from support.repositories import git, repository, stream
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+SCRIPT = """\
+import sys
+import pytest
+from calc import add
+
+
+def test_add():
+    assert add(2, 3) == 5
+
+
+def test_more():
+    assert add(1, 1) == 2
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__, "-q"]))
+"""
+PARSER = """\
+import json, re, sys
+out = open(sys.argv[1], encoding="utf-8", errors="replace").read()
+found = re.findall(r"^(PASSED|FAILED|ERROR) (\\S.*?)(?: - .*)?$", out, re.M)
+json.dump({"tests": [{"name": name, "status": status} for status, name in found]}, open(sys.argv[3], "w"))
+"""
+RUN = 'IFS=,; python3 -m pytest -rA -q $1 ; printf "ok \\377\\360\\237 end\\n"; printf "\\377" >&2\n'
+COMMAND = CommandGrading("python3 -m pytest -q tests/test_core.py tests/test_more.py", HIDDEN, timeout=60.0)
+SWEPRO = SweProGrading(
+    run_script=RUN,
+    parser_script=PARSER,
+    fail_to_pass=FAIL_TO_PASS,
+    pass_to_pass=PASS_TO_PASS,
+    selected_test_files=("tests/test_core.py", "tests/test_more.py"),
+    files=HIDDEN,
+    timeout=60.0,
+)
+FORMS = {"command": COMMAND, "script": ScriptGrading(SCRIPT, timeout=60.0), "swepro": SWEPRO}
+FORM_CHEATS = {
+    "conftest": {"conftest.py": PASS_ALL},
+    "conftest_leaves": {"conftest.py": PRINTS + "os._exit(0)\n"},
+    "exit_at_import": at_import(PRINTS + "os._exit(0)"),
+    "exit_in_function": in_add(PRINTS + "os._exit(0)"),
+    "skips": in_add("import pytest\npytest.skip('x')"),
+    "own_pytest": {"pytest.py": PRINTS},
+    "sitecustomize": {"sitecustomize.py": PRINTS + "os._exit(0)\n"},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+async def test_fix_is_1_and_bug_is_0(backend: SandboxBackend, form: str) -> None:
+    task = calc_task(FORMS[form])
+    solved = await grade(task, calc_patch({"calc/core.py": FIXED}), backend)
+    assert (solved.reward, solved.detail, solved.failure) == (1.0, "", None), solved.evidence
+    assert solved.evidence["form"] == form
+    empty = await grade(task, b"", backend)
+    assert (empty.reward, empty.failure) == (0.0, None), empty.evidence
+    if form == "swepro":
+        assert "ok \ufffd" in solved.evidence["runs"][0]["log"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("cheat", FORM_CHEATS)
+async def test_a_cheat_earns_nothing_in_any_form(backend: SandboxBackend, form: str, cheat: str) -> None:
+    verdict = await grade(calc_task(FORMS[form]), calc_patch(FORM_CHEATS[cheat]), backend)
+    assert verdict.reward == 0.0, (verdict.failure, verdict.detail, verdict.evidence)
+
+
+async def test_a_command_without_pytest_is_judged_by_its_status(backend: SandboxBackend) -> None:
+    command = "python3 -c 'from calc import add; raise SystemExit(add(2, 3) != 5)'"
+    task = calc_task(CommandGrading(command))
+    assert (await grade(task, calc_patch({"calc/core.py": FIXED}), backend)).reward == 1.0
+    assert (await grade(task, b"", backend)).reward == 0.0
+
+
+async def test_nothing_parsed_is_ungraded_and_not_0(backend: SandboxBackend) -> None:
+    silent = replace(SWEPRO, parser_script="import json, sys\njson.dump({'tests': []}, open(sys.argv[3], 'w'))\n")
+    verdict = await grade(calc_task(silent), calc_patch({"calc/core.py": FIXED}), backend)
+    assert (verdict.reward, verdict.failure) == (None, FailureKind.GRADER_ERROR)
+    assert "no test result" in verdict.detail
+
+
+@pytest.mark.parametrize("parser", ["raise SystemExit(1)", "open(__import__('sys').argv[3], 'w').write('{')"])
+async def test_a_broken_parser_is_ungraded(backend: SandboxBackend, parser: str) -> None:
+    verdict = await grade(calc_task(replace(SWEPRO, parser_script=parser)), b"", backend)
+    assert (verdict.reward, verdict.failure) == (None, FailureKind.GRADER_ERROR)
+
+
+async def test_a_patch_that_does_not_apply_is_ungraded(backend: SandboxBackend) -> None:
+    patch = b"--- a/calc/core.py\n+++ b/calc/core.py\n@@ -1 +1 @@\n-nothing like it\n+x\n"
+    verdict = await grade(calc_task(), patch, backend)
+    assert (verdict.reward, verdict.failure) == (None, FailureKind.GRADER_ERROR)
+    assert "does not apply" in verdict.detail
+
+
+async def test_a_task_whose_setup_fails_is_ungraded(backend: SandboxBackend) -> None:
+    verdict = await grade(calc_task(setup=("exit 3",)), b"", backend)
+    assert verdict.reward is None
+    assert "the set-up command 'exit 3' failed" in verdict.detail
+
+
+async def test_tests_checked_out_of_the_future_are_the_graders_alone(backend: SandboxBackend, tmp_path: Path) -> None:
+    """The last line of `before_repo_set_cmd` brings the tests: they win over what the patch says of them."""
+    files = dict(HIDDEN)
+    origin = repository(tmp_path / "origin", BASE, {"calc/core.py": FIXED, **files}, branch="main")
+    base, future = git(origin, "rev-parse", "HEAD~1").strip(), git(origin, "rev-parse", "HEAD").strip()
+    before = f"git reset --hard {base}\ngit clean -fd\ngit checkout {base}\ngit checkout {future} -- {' '.join(files)}"
+    source = Repository(fast_export=stream(origin, tmp_path / "repo.fi"), base=base)
+    task = Task(
+        "pro", "x", replace(SWEPRO, files={}, before_repo_set_cmd=before), repository=source, workdir="/workspace/p"
+    )
+    weak = {"tests/test_core.py": "def test_add(): pass\n", "tests/test_more.py": "x = 1\n"}
+    patch = calc_patch(weak)
+    assert (await grade(task, patch.diff, backend)).reward == 0.0
+    assert (await grade(task, calc_patch({"calc/core.py": FIXED, **weak}).diff, backend)).reward == 1.0
+
+
+async def test_evidence_is_text_and_json(backend: SandboxBackend) -> None:
+    noise = base64.b64encode(b"ok \xff\xf0\x9f end").decode()
+    code = f"import base64, os\nos.write(1, base64.b64decode({noise!r}))\nos.write(2, b'\\xe2\\x82')\nreturn a - b"
+    verdict = await grade(calc_task(), calc_patch(in_add(code)), backend)
+    assert verdict.reward == 0.0
+    assert "ok \ufffd\ufffd end" in verdict.evidence["runs"][0]["log"]
+    assert json.loads(json.dumps(verdict.evidence)) == verdict.evidence
+
+
+async def test_grading_twice_says_the_same(backend: SandboxBackend) -> None:
+    patch = calc_patch({"calc/core.py": FIXED})
+    first, second = [await grade(calc_task(), patch, backend) for _ in range(2)]
+    assert (first.reward, first.tests) == (second.reward, second.tests)

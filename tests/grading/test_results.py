@@ -1,0 +1,156 @@
+"""Matching names, reading the channel, what is protected: without a sandbox."""
+
+import json
+
+import pytest
+
+from sandlot.grading.names import match
+from sandlot.grading.protect import reverted, test_roots
+from sandlot.grading.verdict import Verdict
+from sandlot.grading.witness import CONTROL_TESTS, control_source, doubts, read_report, without_controls
+from sandlot.sandbox import ExecResult
+from sandlot.workspace.git import Change, Entry
+
+NONCE = "5" * 32
+
+
+def test_absent_tests_have_not_passed() -> None:
+    results, _ = match(["t.py::new", "t.py::old", "u.py::other"], {"t.py::new": "passed"})
+    assert results == {"t.py::new": "passed", "t.py::old": "missing", "u.py::other": "missing"}
+    assert match(["t.py::new"], {})[0] == {"t.py::new": "missing"}
+
+
+def test_names_with_blanks_are_kept_whole() -> None:
+    ran = {"t.py::p[a b-1]": "passed", "t.py::p[a b-2]": "failed", "t.py::q[x - y]": "passed"}
+    results, repairs = match(ran, ran)
+    assert results == ran
+    assert repairs == []
+
+
+def test_a_cut_name_needs_every_test_it_could_mean() -> None:
+    ran = {"t.py::p[a b-1]": "passed", "t.py::p[a b-2]": "failed", "t.py::q[c d]": "passed", "t.py::q[e f]": "failed"}
+    results, repairs = match(["t.py::p[a", "t.py::q[c", "t.py::r[z", "t.py::p"], ran)
+    assert results == {"t.py::p[a": "failed", "t.py::q[c": "passed", "t.py::r[z": "missing", "t.py::p": "missing"}
+    assert len(repairs) == 2
+
+
+def test_trailing_blanks_do_not_count_and_the_worst_of_two_does() -> None:
+    assert match(["a ", "b"], {"a": "passed", "b ": "passed", "b": "failed"})[0] == {"a ": "passed", "b": "failed"}
+
+
+def channel(*events: dict[str, object], nonce: str = NONCE) -> bytes:
+    return b"".join(f"\n{nonce} {json.dumps(event)}\n".encode() for event in events)
+
+
+def honest(control: str = "c.py", ran: int | None = None) -> list[dict[str, object]]:
+    tests = [{"event": "test", "session": "s", "id": "t.py::a", "result": "passed", "text": ""}]
+    for name, must_pass in CONTROL_TESTS.items():
+        result = "passed" if must_pass else "failed"
+        tests.append({"event": "test", "session": "s", "id": f"{control}::test_{name}", "result": result, "text": ""})
+    ids = [test["id"] for test in tests][:ran]
+    return [
+        {"event": "hello", "python": "3", "pytest": "8"},
+        {"event": "start", "session": "s"},
+        {"event": "collected", "session": "s", "ids": ids},
+        *tests,
+        {"event": "finish", "session": "s", "status": 1},
+        {"event": "end", "status": 1},
+    ]
+
+
+def judged(stdout: bytes, exit_code: int | None = 1) -> list[str]:
+    return doubts(read_report(stdout, NONCE), ExecResult(exit_code, stdout, b""), ["c.py"])
+
+
+def test_an_honest_run_is_believed() -> None:
+    report = read_report(channel(*honest()), NONCE)
+    assert judged(channel(*honest())) == []
+    assert without_controls(report, ["c.py"]) == {"t.py::a": "passed"}
+
+
+@pytest.mark.parametrize(
+    ("stdout", "exit_code", "reason"),
+    [
+        (channel(*honest()), 0, "process with 0"),
+        (channel(*honest()), None, "process with None"),
+        (channel(*honest()[:-1]), 1, "ended before"),
+        (channel(*honest()[:-2], honest()[-1]), 1, "did not finish"),
+        (channel(*honest(ran=2)), 1, "collected 2 tests, but 6 reported"),
+        (channel(*honest()) + b"PASSED t.py::a\n", 1, "something else wrote"),
+        (channel(*honest()) + channel({"event": "end", "status": 1}, nonce="6" * 32), 1, "something else wrote"),
+        (channel(*honest()) + f"{NONCE} junk\n".encode(), 1, "something else wrote"),
+        (channel(*honest(control="d.py")), 1, "reported as missing"),
+        (channel(*[{**e, "result": "passed"} if "result" in e else e for e in honest()]), 1, "reported as passed"),
+        (b"", 0, "ended before"),
+    ],
+)
+def test_what_an_honest_run_cannot_show_is_doubted(stdout: bytes, exit_code: int | None, reason: str) -> None:
+    assert any(reason in doubt for doubt in judged(stdout, exit_code))
+
+
+def test_control_tests_carry_the_names_of_required_ones() -> None:
+    source = control_source(["test_add", "test_add", "TestX", "test_fails", "a b"]).decode()
+    assert source.count("def test_add()") == 1
+    assert source.count("def test_fails()") == 1
+    compile(source, "control", "exec")
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), 1.5, -0.5])
+def test_a_reward_is_finite_and_between_0_and_1(reward: float) -> None:
+    with pytest.raises(ValueError, match="finite"):
+        Verdict(reward)
+
+
+def test_ungraded_needs_a_reason() -> None:
+    with pytest.raises(ValueError, match="failure kind"):
+        Verdict(None)
+
+
+def taken_back(path: str, old: bytes | None = None, new: bytes | None = b"new") -> bool:
+    entry = Entry("100644", "0" * 40)
+    change = Change(path.encode(), None if old is None else entry, None if new is None else entry)
+    hidden = ["tests/unit/test_a.py", "src/pkg/test_inner.py"]
+    return bool(reverted([change], hidden=hidden, patterns=["data/*.json", "golden/"], contents=lambda _: (old, new)))
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["tests/unit/test_a.py", "tests/helpers.py", "tests/new/x.txt", "tests", "src/pkg/test_inner.py", "src/pkg", "src",
+     "conftest.py", "src/conftest.py", "pytest.ini", "a/.pytest.ini", "sitecustomize.py", "x.pth", "p.egg-info/x",
+     "q.dist-info/entry_points.txt", "pytest.py", "_pytest/x.py", "lib/pluggy/__init__.py", "data/a.json", "golden/x"],
+)  # fmt: skip
+def test_what_a_patch_may_not_decide(path: str) -> None:
+    assert taken_back(path)
+
+
+@pytest.mark.parametrize(
+    "path", ["src/pkg/core.py", "src/pkg/tests_util.py", "testing/x.py", "docs/conftest.md", "data/a.xml"]
+)
+def test_what_it_may(path: str) -> None:
+    assert not taken_back(path)
+
+
+@pytest.mark.parametrize(
+    ("path", "old", "new", "back"),
+    [
+        ("pyproject.toml", b"[project]\nname='a'\n", b"[project]\nname='b'\n", False),
+        ("pyproject.toml", b"[project]\nname='a'\n", b"[tool.pytest.ini_options]\naddopts='--co'\n", True),
+        ("pyproject.toml", b"[tool.pytest.ini_options]\na='1'\n", b"[tool.pytest.ini_options]\na='1'\n[x]\n", False),
+        ("pyproject.toml", b"[tool.pytest.ini_options]\na='1'\n", None, True),
+        ("pyproject.toml", b"[x]\n", b"[x\n", True),
+        ("pyproject.toml", None, b"[project]\n", False),
+        ("setup.cfg", b"[metadata]\nname = a\n", b"[metadata]\nname = b\n", False),
+        ("setup.cfg", b"[metadata]\n", b"[tool:pytest]\naddopts = --co\n", True),
+        ("sub/tox.ini", None, b"[pytest]\naddopts = --co\n", True),
+        ("tox.ini", None, b"[tox]\nenvlist = py\n", False),
+        ("tox.ini", b"[tox]\n", b"\xff[pytest", True),
+    ],
+)
+def test_configuration_files_are_taken_back_for_their_pytest_section(
+    path: str, old: bytes | None, new: bytes | None, back: bool
+) -> None:
+    assert taken_back(path, old, new) is back
+
+
+def test_test_roots_are_the_topmost_test_directories() -> None:
+    assert test_roots(["a/tests/b/tests/t.py", "test/t.py", "src/t.py", "t.py"]) == {"a/tests", "test"}
