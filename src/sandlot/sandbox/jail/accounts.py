@@ -36,7 +36,7 @@ def prepare(spec: dict[str, Any]) -> None:
 
 def _make(path: str, mode: int) -> bool:
     try:
-        os.makedirs(path, 0o755)
+        os.makedirs(os.path.realpath(path), 0o755)
     except FileExistsError:
         return False
     os.chmod(path, mode)

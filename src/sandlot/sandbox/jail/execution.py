@@ -13,7 +13,6 @@ import resource
 import select
 import signal
 import socket
-import sys
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -211,7 +210,6 @@ def _close_from(first: int, keep: int) -> None:
 def _exec(argv: list[str], env: dict[str, str]) -> NoReturn:
     try:
         os.execvpe(argv[0], argv, env)
-    except OSError as error:
-        sys.stderr = None
-        os.write(2, os.fsencode(f"sandlot: cannot run {argv[0]}: {error.strerror}\n"))
+    except (OSError, ValueError) as error:
+        os.write(2, os.fsencode(f"sandlot: cannot run {argv[0]}: {getattr(error, 'strerror', error)}\n"))
         os._exit(127 if isinstance(error, FileNotFoundError) else 126)

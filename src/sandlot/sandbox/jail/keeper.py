@@ -42,11 +42,11 @@ def main(spec: dict[str, Any], life: socket.socket, control_fd: int) -> None:
     os.close(control_fd)
     if child:
         snapshot, reason = _watch(spec, life, child, upper)
+        _tell(life, {"dead": reason})  # first, so that whoever misses a command knows why
         with suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         os.close(upper)
-        _tell(life, {"dead": reason})
     os.chdir("/")
     cgroups.remove(spec["cgroups"].values())
     if not snapshot:

@@ -152,4 +152,4 @@ def protect_proc() -> None:
 
 def _directory(path: str) -> None:
     with suppress(FileExistsError):
-        os.makedirs(path, 0o755)
+        os.makedirs(os.path.realpath(path), 0o755)  # a link to nothing gets something

@@ -6,6 +6,8 @@ import os
 import stat
 from contextlib import suppress
 
+_MAX_DEPTH = 100  # descriptors held at once
+
 
 def remove(path: str) -> None:
     """Remove a file or tree whatever its modes; nobody writes to it any more. Absent is fine."""
@@ -21,41 +23,36 @@ def remove(path: str) -> None:
 
 
 def _remove_at(root: int, name: str) -> None:
-    """Depth first with one descriptor per level's parent kept as (fd, names); deep trees are lifted instead."""
+    pending = [name]
+    while pending:
+        _remove_entry(root, pending.pop(), 0, root, pending)
+
+
+def _remove_entry(parent: int, name: str, depth: int, root: int, pending: list[str]) -> None:
+    """Depth first; what lies too deep is lifted up into `root` and left to `pending`."""
     try:
-        os.unlink(name, dir_fd=root)
+        os.unlink(name, dir_fd=parent)
         return
     except FileNotFoundError:
         return
     except (IsADirectoryError, PermissionError):
         pass
-    pending = [name]
-    while pending:
-        current = pending[-1]
-        directory = _open_directory(root, current)
-        if directory < 0:
-            pending.pop()
-            continue
-        try:
-            for entry in os.listdir(directory):
-                try:
-                    os.unlink(entry, dir_fd=directory)
-                except FileNotFoundError:
-                    pass
-                except (IsADirectoryError, PermissionError):
-                    try:
-                        os.rmdir(entry, dir_fd=directory)
-                    except OSError:
-                        # Lift the full directory up beside the root, so that depth costs neither stack nor path length.
-                        target = f"{name}.{os.urandom(6).hex()}"
-                        _make_writable(directory, entry)
-                        os.rename(entry, target, src_dir_fd=directory, dst_dir_fd=root)
-                        pending.insert(0, target)
-        finally:
-            os.close(directory)
-        with suppress(FileNotFoundError):
-            os.rmdir(current, dir_fd=root)
-        pending.pop()
+    if depth == _MAX_DEPTH:
+        lifted = f".lifted-{os.urandom(8).hex()}"
+        _make_writable(parent, name)
+        os.rename(name, lifted, src_dir_fd=parent, dst_dir_fd=root)
+        pending.append(lifted)
+        return
+    directory = _open_directory(parent, name)
+    if directory < 0:
+        return
+    try:
+        for entry in os.listdir(directory):
+            _remove_entry(directory, entry, depth + 1, root, pending)
+    finally:
+        os.close(directory)
+    with suppress(FileNotFoundError):
+        os.rmdir(name, dir_fd=parent)
 
 
 def _make_writable(parent: int, name: str) -> None:

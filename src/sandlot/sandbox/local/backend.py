@@ -68,7 +68,7 @@ class LocalBackend:
         self._state_dir = state_dir
         self._guard = threading.Lock()
         self._machine: _Machine | None = None
-        self._run_dir = Path()
+        self.run_dir = Path()
         self._lock_fd = -1
         self._control: socket.socket | None = None
         self._zygote: subprocess.Popen[bytes] | None = None
@@ -85,14 +85,14 @@ class LocalBackend:
         layers, image_path, binds = self._files(spec)
         body = {
             "id": identity,
-            "dir": str(self._run_dir / identity),
+            "dir": str(self.run_dir / identity),
             "users": machine.users,
             "base": _BASE_ID,
             "agent_id": AGENT_ID,
             "workdir": spec.workdir,
             "lowers": list(layers),
             "image": image_path,
-            "image_is_prepared": image_path == str(self._run_dir / "host"),
+            "image_is_prepared": image_path == str(self.run_dir / "host"),
             "binds": binds,
             "limits": asdict(spec.limits),
             "shm_bytes": min(spec.limits.memory // 4, _SHM_BYTES),
@@ -115,7 +115,7 @@ class LocalBackend:
             sandbox = await boot(self._send, body, spec, facts, self._on_end)
         except BaseException as error:
             if not isinstance(error, asyncio.CancelledError):
-                await asyncio.to_thread(state.remove_sandbox, self._run_dir / identity)
+                await asyncio.to_thread(state.remove_sandbox, self.run_dir / identity)
             await asyncio.shield(self.release(self._stood_on.pop(identity)))
             raise
         self._sandboxes[identity] = sandbox
@@ -180,16 +180,16 @@ class LocalBackend:
                 self._stop()
                 raise SandboxUnavailableError(state.namespaces_cure(refused))
             users = "range" if os.geteuid() == 0 and self.trial("range", base=_BASE_ID) is None else "single"
-            trial = self._run_dir / "trial"
+            trial = self.run_dir / "trial"
             for name in ("lower", "upper", "work", "root"):
                 (trial / name).mkdir(parents=True)
             refused = self.trial("overlay", directory=str(trial), users=users)
             tree.remove(str(trial))
             if refused is None:
                 owner = _BASE_ID if users == "range" else None
-                self._host_binds = image.make_skeleton(self._run_dir / "host", owner)
-                tier = limits.detect().below(f"sandlot-{self._run_dir.name}")
-                cgroups.make_parents([str(path) for path in tier.parents.values()], str(self._run_dir / "groups"))
+                self._host_binds = image.make_skeleton(self.run_dir / "host", owner)
+                tier = limits.detect().below(f"sandlot-{self.run_dir.name}")
+                cgroups.make_parents([str(path) for path in tier.parents.values()], str(self.run_dir / "groups"))
                 return _Machine(users, tier)
             why = f"{parent}: {refused}"
             self._stop()
@@ -199,7 +199,7 @@ class LocalBackend:
         )
 
     def _open_run(self, parent: Path) -> None:
-        self._run_dir, self._lock_fd = state.open_run(parent)
+        self.run_dir, self._lock_fd = state.open_run(parent)
         self._start_zygote()
 
     def _start_zygote(self) -> None:
@@ -207,7 +207,7 @@ class LocalBackend:
         command = [sys.executable, "-I", "-S", "-X", "utf8", "-c", _START]
         with theirs:
             self._zygote = subprocess.Popen(
-                [*command, str(_SOURCE), str(theirs.fileno()), str(self._run_dir)],
+                [*command, str(_SOURCE), str(theirs.fileno()), str(self.run_dir)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -246,7 +246,7 @@ class LocalBackend:
             layers, name = spec.snapshot.layers, spec.snapshot.image
         binds: list[tuple[str, str]] = []
         if name == "host":
-            path = self._run_dir / "host"
+            path = self.run_dir / "host"
             binds += self._host_binds
         else:
             path = Path(name)
@@ -280,14 +280,14 @@ class LocalBackend:
             return None
         stood_on = self._stood_on.pop(sandbox.id)
         snapshot: LocalSnapshot | None = None
-        if keep_files and (self._run_dir / sandbox.id / "upper").is_dir():
-            frozen = str(self._run_dir / f"snapshot-{sandbox.id}")
-            os.rename(self._run_dir / sandbox.id / "upper", frozen)
+        if keep_files and (self.run_dir / sandbox.id / "upper").is_dir():
+            frozen = str(self.run_dir / f"snapshot-{sandbox.id}")
+            os.rename(self.run_dir / sandbox.id / "upper", frozen)
             before = sandbox.spec.snapshot
             name = before.image if isinstance(before, LocalSnapshot) else sandbox.spec.image
             snapshot = LocalSnapshot(self, (frozen, *stood_on), name)
             self._layers.update(snapshot.layers)
-        await asyncio.to_thread(state.remove_sandbox, self._run_dir / sandbox.id)
+        await asyncio.to_thread(state.remove_sandbox, self.run_dir / sandbox.id)
         await self.release(stood_on)
         return snapshot
 
@@ -314,7 +314,7 @@ class LocalBackend:
                 self._zygote.wait(30)
             self._zygote = None
         if self._lock_fd >= 0:
-            state.remove_run(self._run_dir)
+            state.remove_run(self.run_dir)
             os.close(self._lock_fd)
             self._lock_fd = -1
         self._machine = None

@@ -33,6 +33,10 @@ class Owner(Protocol):
 
     async def kill_processes(self) -> None: ...
 
+    def forget(self, process: LocalProcess) -> None:
+        """Told when nothing is left of a process."""
+        ...
+
 
 class _Drain:
     """Reads a pipe to its end without ever holding more than the limit."""
@@ -138,6 +142,14 @@ class LocalProcess:
         if not self._result.done():
             self._result.cancel()
 
+    def sandbox_ended(self) -> None:
+        """The sandbox is dead, and with it whatever ran."""
+        self._close_channel()
+        if self._status is not None:
+            self._finish()
+        else:
+            self._on_supervisor_end()
+
     def _on_channel(self) -> None:
         try:
             message, _ = wire.receive_packet(self._channel)
@@ -190,6 +202,7 @@ class LocalProcess:
             self._closed.set()
             self._loop.remove_reader(self._channel.fileno())
             self._channel.close()
+            self._owner.forget(self)
 
     def _fail(self, error: Exception) -> None:
         self._out.close()

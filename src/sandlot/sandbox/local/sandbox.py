@@ -58,15 +58,13 @@ class LocalSandbox:
 
     def lost(self) -> str | None:
         """Why the sandbox is gone, None while it lives."""
+        if self._reason is None and not self._gone.is_set() and _has_news(self._life, select.POLLIN):
+            self._on_life()
         if self._reason is not None:
             return self._reason
         if self._end is not None:
             return "it was killed"
-        poller = select.poll()
-        poller.register(self._control, select.POLLHUP)
-        if poller.poll(0):
-            return "its init died"
-        return None
+        return "its init died" if _has_news(self._control, select.POLLHUP) else None
 
     async def exec(
         self,
@@ -85,7 +83,6 @@ class LocalSandbox:
             process.release()
             return result
         finally:
-            self._processes.discard(process)
             process.abandon()
 
     async def spawn(
@@ -108,7 +105,7 @@ class LocalSandbox:
         env: Mapping[str, str] | None,
         stdin: bytes,
     ) -> LocalProcess:
-        body = {
+        body: dict[str, Any] = {
             "argv": ["/bin/sh", "-c", command] if isinstance(command, str) else list(command),
             "user": self._known(user),
             "cwd": cwd or self.spec.workdir,
@@ -116,8 +113,11 @@ class LocalSandbox:
             | dict(self.spec.env)
             | dict(env or {}),
         }
-        if not body["argv"]:
+        argv, environment = body["argv"], body["env"]
+        if not argv:
             raise SandboxError("the command is empty; name a program", retryable=False)
+        if any("\0" in text for pair in ((*argv, body["cwd"]), *environment.items()) for text in pair):
+            raise SandboxError("a command, its directory and environment cannot hold a NUL byte", retryable=False)
         out, out_write = os.pipe2(os.O_CLOEXEC)
         err, err_write = os.pipe2(os.O_CLOEXEC)
         theirs = [out_write, err_write]
@@ -133,6 +133,10 @@ class LocalSandbox:
         process = LocalProcess(self, channel, out, err, self.spec.limits.output)
         self._processes.add(process)
         return process
+
+    def forget(self, process: LocalProcess) -> None:
+        """Told when nothing is left of a process."""
+        self._processes.discard(process)
 
     async def kill_processes(self) -> None:
         """See `Sandbox.kill_processes`."""
@@ -240,8 +244,7 @@ class LocalSandbox:
         except TimeoutError as error:
             raise SandboxError(f"sandbox {self.id} did not die within {_END_SECONDS:g} s") from error
         for process in list(self._processes):
-            if process.running:
-                await asyncio.sleep(0)
+            process.sandbox_ended()
         self._control.close()
         return await self._on_end(self, keep_files and alive)
 
@@ -300,6 +303,12 @@ class LocalSandbox:
         if "error" in answer:
             _raise(answer, str(body.get("path", "")))
         return answer
+
+
+def _has_news(sock: socket.socket, event: int) -> bool:
+    poller = select.poll()
+    poller.register(sock, event)
+    return bool(poller.poll(0))
 
 
 def _raise(answer: Mapping[str, Any], path: str) -> NoReturn:
