@@ -6,11 +6,11 @@ import json
 from typing import Any
 
 import pytest
-from support.captures import headers_of, load_capture
 
 from sandlot.chat.continuity import Continuity, Match
 from sandlot.chat.messages import CallStatus, Message, ToolCall
 from sandlot.gateway.wire import WIRES, ChatRequest, wire_for
+from support.captures import headers_of, load_capture
 
 
 def told_of(reply: dict[str, Any], offered: set[str]) -> tuple[Message, list[str], list[CallStatus]]:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from sandlot.chat.base import ChatFormat
+from sandlot.chat.format import TemplateFormat
 from sandlot.engine.base import EngineInfo, Generation, SamplingParams, checked
 from sandlot.gateway.session import Policy
 
@@ -24,19 +24,16 @@ def call_text(name: str, arguments: dict[str, object] | str, *, before: str = ""
     return f'{before}<tool_call>\n{{"name": "{name}", "arguments": {raw}}}\n</tool_call>'
 
 
-def encode_control(fmt: ChatFormat, text: str) -> list[int]:
+def encode_control(fmt: TemplateFormat, text: str) -> list[int]:
     """Ids of what a model would sample for `text`, control markup as control tokens."""
-    from tokenizers import Tokenizer
-
-    tokenizer: Tokenizer = fmt.tokenizer.backend  # type: ignore[attr-defined]
-    return list(tokenizer.encode(text, add_special_tokens=False).ids)
+    return fmt.tokenizer.encode(fmt.tokenizer.conceal(text))
 
 
 @dataclass
 class ToldEngine:
     """Samples what `say` says. `hold` makes calls wait for `release`; `prompts` are all prompts it was asked."""
 
-    fmt: ChatFormat
+    fmt: TemplateFormat
     say: Say
     max_context: int = 131_072
     prompts: list[list[int]] = field(default_factory=list)

@@ -138,6 +138,7 @@ class Gateway:
             metadata=metadata,
             gate=self._gate,
             in_thread=self._in_thread,
+            retry_delays=self.limits.engine_retry_delays,
         )
         api_key = f"sk-sandlot-{secrets.token_urlsafe(32)}"
         self.sessions[session_id] = session

@@ -20,12 +20,17 @@ class SessionLimits:
 
 @dataclass(frozen=True)
 class GatewayLimits:
-    """`body_bytes` of one request, `sessions` open at once, seconds between keep-alives, and `grace`: how long
-    after the prompt was rendered a failing engine can still be answered with a true HTTP status before the first
-    event of a stream goes out."""
+    """What the gateway admits and how long it waits, in seconds.
+
+    `body_bytes` of one request, `sessions` open at once, `keepalive` between no-op events of a stream. `grace` is how
+    long after the prompt was rendered a failing engine is still answered with a true HTTP status, before a stream
+    begins. A passing failure of the engine is tried again after each of `engine_retry_delays`. `drain`
+    bounds the wait for calls in flight when a session is sealed.
+    """
 
     body_bytes: int = 32 << 20
     sessions: int = 4096
     keepalive: float = 10.0
     grace: float = 1.0
+    engine_retry_delays: tuple[float, ...] = (0.5, 2.0, 8.0)
     drain: float = 30.0

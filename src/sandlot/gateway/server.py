@@ -61,8 +61,8 @@ class _Handler:
                 return _refused(wire, error)
             response = web.Response(body=wire.body(told.answer), content_type=_JSON)
             await response.prepare(request)
-            await response.write_eof()
-            await session.delivered(told.turn_id)
+            with session.delivering(told.turn_id):
+                await response.write_eof()
             return response
 
         return handle
@@ -126,9 +126,9 @@ class _Handler:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         if isinstance(call, Told):
             await response.prepare(request)
-            await response.write(wire.head(call.answer.head, asked) + wire.tail(call.answer, asked))
-            await response.write_eof()
-            await session.delivered(call.turn_id)
+            with session.delivering(call.turn_id):
+                await response.write(wire.head(call.answer.head, asked) + wire.tail(call.answer, asked))
+                await response.write_eof()
             return response
         with call:
             head = await call.ready()
@@ -139,12 +139,14 @@ class _Handler:
             try:
                 told = await self._kept_alive(call, head, wire, response)
             except WireError as error:
+                if error.kind == "overloaded":  # the word by which clients know that asking again may help
+                    error = WireError("overloaded", f"overloaded: {error}")
                 await response.write(wire.error_event(error))
                 await response.write_eof()
                 return response
-            await response.write(wire.tail(told.answer, asked))
-            await response.write_eof()
-        await session.delivered(told.turn_id)
+            with session.delivering(told.turn_id):
+                await response.write(wire.tail(told.answer, asked))
+                await response.write_eof()
         return response
 
     async def _kept_alive(self, call: Call, head: Head, wire: Wire, response: web.StreamResponse) -> Told:

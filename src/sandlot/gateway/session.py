@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
@@ -23,7 +24,7 @@ from sandlot.chat.base import ChatFormat
 from sandlot.chat.continuity import Continuity, Match
 from sandlot.chat.messages import CallStatus, Message, ToolCall, digest
 from sandlot.engine.base import Engine, Generation, SamplingParams
-from sandlot.errors import ContextOverflowError, EngineError
+from sandlot.errors import ContextOverflowError, EngineError, SandlotError
 from sandlot.gateway.limits import SessionLimits
 from sandlot.gateway.wire.base import Answer, ChatRequest, Head, WireError
 from sandlot.trajectory.tree import SessionTree
@@ -33,7 +34,8 @@ SENT_STATUSES: frozenset[CallStatus] = frozenset({"ok", "unknown_tool", "invalid
 """Calls the agent is told of as calls; the others it sees as text."""
 
 
-_SEALED = "this session is finished; no more calls are answered"
+log = logging.getLogger(__name__)
+_SEALED = "this session is sealed; no more calls are answered"
 
 
 class Recorder(Protocol):
@@ -139,6 +141,7 @@ class Session:
         metadata: Mapping[str, Any] | None = None,
         gate: Callable[[], AbstractAsyncContextManager[str]],
         in_thread: Callable[..., Awaitable[Any]],
+        retry_delays: Sequence[float] = (),
     ) -> None:
         self.id = session_id
         self.policy = policy
@@ -155,9 +158,11 @@ class Session:
         self._continuity = Continuity()
         self._gate = gate
         self._in_thread = in_thread
+        self._retry_delays = retry_delays
         self._calls: dict[bytes, Call] = {}
         self._told: dict[bytes, Told] = {}
-        self._sampling = 0
+        self._notes: set[asyncio.Task[None]] = set()
+        self._claimed = 0
         self._slots = asyncio.Semaphore(limits.concurrent)
         self._journal = asyncio.Lock()
         self._opened_monotonic = time.monotonic()
@@ -188,22 +193,35 @@ class Session:
         prompt, _ = await self._prompt(self._continuity.match(request.messages, request.tools), request)
         return len(prompt)
 
-    async def delivered(self, turn_id: str) -> None:
-        """The last byte of this turn was handed to the client's connection."""
-        if turn_id not in self.delivered_turns:
-            self.delivered_turns.add(turn_id)
-            await self._record(self._recorder.delivered, turn_id)
+    @contextlib.contextmanager
+    def delivering(self, turn_id: str) -> Iterator[None]:
+        """Around the writing of a turn's last bytes. It is delivered unless the connection breaks here.
+
+        The mark is set first, since the client may act on the last byte before the writer gets to say that it is out.
+        """
+        first = turn_id not in self.delivered_turns
+        self.delivered_turns.add(turn_id)
+        try:
+            yield
+        except BaseException:
+            if first:
+                self.delivered_turns.discard(turn_id)
+            raise
+        if first:
+            record = asyncio.create_task(self._record(self._recorder.delivered, turn_id))
+            self._notes.add(record)
+            record.add_done_callback(self._notes.discard)
 
     # -- the control side ---------------------------------------------------------------------------------------
 
     async def seal(self, timeout: float) -> None:
         """Refuse what comes from now on, abort what is in flight at the engine, wait for it (bounded). Idempotent."""
         self.sealed = True
-        tasks = [call.task for call in self._calls.values()]
-        for task in tasks:
+        calls = [call.task for call in self._calls.values()]
+        for task in calls:
             task.cancel()
-        if tasks:
-            await asyncio.wait(tasks, timeout=timeout)
+        if waiting := {*calls, *self._notes}:
+            await asyncio.wait(waiting, timeout=timeout)
 
     async def record_seal(self, detail: Mapping[str, Any]) -> None:
         """Close the session's journal with its outcome."""
@@ -215,8 +233,8 @@ class Session:
 
     @property
     def sampling(self) -> int:
-        """Calls at the engine right now."""
-        return self._sampling
+        """Calls that are at the engine or being recorded right now."""
+        return self._claimed
 
     async def note(self, kind: str, **detail: Any) -> None:
         """Put a fact that is no turn into the journal."""
@@ -233,21 +251,19 @@ class Session:
                     raise ContextOverflowError(len(prompt), self.policy.max_context)
                 self._check_limits()  # rendering took time: the session may have been sealed meanwhile
                 call.prepared.set_result(len(prompt))
-                async with self._gate() as version:
-                    self._sampling += 1
-                    try:
+                self._claimed += 1  # from here on this call counts against the limit of turns
+                try:
+                    async with self._gate() as version:
                         sampling = self.policy.sampling.capped(min([room, *self._token_caps(request)]))
-                        generation = await self.policy.engine.generate(
-                            prompt.tolist(), sampling, request_id=call.head.id, session_id=self.id
-                        )
-                    finally:
-                        self._sampling -= 1
-                asked = _Asked(request, match, identity, call_prefix, call.head, prompt, new_ids, sampling, version)
-                commit = asyncio.ensure_future(self._commit(asked, generation))
-                while not commit.done():  # the turn exists or does not exist as a whole, whoever goes away
-                    with contextlib.suppress(asyncio.CancelledError):
-                        await asyncio.shield(commit)
-                return commit.result()
+                        generation = await self._generate(prompt, sampling, call.head.id)
+                    asked = _Asked(request, match, identity, call_prefix, call.head, prompt, new_ids, sampling, version)
+                    commit = asyncio.ensure_future(self._commit(asked, generation))
+                    while not commit.done():  # the turn exists or does not exist as a whole, whoever goes away
+                        with contextlib.suppress(asyncio.CancelledError):
+                            await asyncio.shield(commit)
+                    return commit.result()
+                finally:
+                    self._claimed -= 1
         except asyncio.CancelledError:
             if self.sealed:
                 raise WireError("budget", _SEALED) from None
@@ -261,6 +277,26 @@ class Session:
             self.counters.engine_error = str(error)
             await self.note("engine_error", error=str(error), retryable=error.retryable)
             raise WireError("overloaded" if error.retryable else "invalid_request", str(error)) from error
+        except (WireError, SandlotError):
+            raise
+        except Exception as error:
+            # A full disk or a bug of ours: the agent may ask again, and the episode knows that it was not its doing.
+            log.exception("session %s: a call failed inside the gateway", self.id)
+            self.counters.engine_error = f"the gateway failed: {type(error).__name__}: {error}"
+            raise WireError("overloaded", self.counters.engine_error) from error
+
+    async def _generate(self, prompt: Ids, sampling: SamplingParams, request_id: str) -> Generation:
+        """Ask the engine; a failure that may pass is tried again here, since agents give up after seconds."""
+        ids = prompt.tolist()
+        for delay in (*self._retry_delays, None):
+            try:
+                return await self.policy.engine.generate(ids, sampling, request_id=request_id, session_id=self.id)
+            except EngineError as error:
+                if delay is None or not error.retryable:
+                    raise
+                await self.note("engine_retry", error=str(error), delay=delay)
+                await asyncio.sleep(delay)
+        raise AssertionError("the last try returns or raises")
 
     async def _prompt(self, match: Match, request: ChatRequest) -> tuple[Ids, Ids]:
         """Ids of the whole prompt, and of its part after the continued turn."""
@@ -313,16 +349,19 @@ class Session:
         self.turns.append(turn)
         if match.fork:
             self.forks.append((turn_id, match.fork))
+        # A call that was cut off is told as text: a reply without any visible part would be dropped by some clients.
+        unclosed = "".join(c.raw for c in reply.calls if c.status == "unclosed")
+        text = reply.text + unclosed
         told_message = Message(
             "assistant",
-            reply.text,
+            text,
             reply.reasoning,
             tuple(ToolCall(c.name, c.arguments, i) for c, i in zip(sent, call_ids, strict=True)),
         )
         statuses = tuple(c.status for c in sent)
         self._continuity.record(match, turn_id, told_message, (*call_ids, signature), statuses)
         self._count(generation, prompt, turn)
-        told_reply = replace(reply, calls=tuple(sent), truncated=reply.truncated or cut)
+        told_reply = replace(reply, text=text, calls=tuple(sent), truncated=reply.truncated or cut)
         finish: Literal["stop", "tool_calls", "length"] = (
             "length" if told_reply.truncated else "tool_calls" if sent else "stop"
         )
@@ -356,7 +395,7 @@ class Session:
         if self.sealed:
             raise WireError("budget", _SEALED)
         spent = ""
-        if limits.turns is not None and counters.turns + self._sampling >= limits.turns:
+        if limits.turns is not None and counters.turns + self._claimed >= limits.turns:
             spent = f"turns ({limits.turns})"
         elif limits.tokens is not None and counters.sampled_tokens >= limits.tokens:
             spent = f"sampled tokens ({limits.tokens})"

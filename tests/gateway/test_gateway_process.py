@@ -1,0 +1,179 @@
+"""`sandlot gateway` as a process of its own: official SDKs on the agents' side, HTTP on the control side."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+import pytest
+
+from sandlot.rollout.proof import audit_run
+from sandlot.trajectory.rundir import RunDir
+from support.rig import BASH
+from support.toy_model import make_toy_model
+
+SAID = "The work is done."
+
+
+@dataclass
+class Served:
+    base_url: str
+    control_url: str
+    admin_key: str
+    run: Path
+
+    def control(self, method: str, path: str, body: Any = None, key: str | None = None) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {self.admin_key if key is None else key}"}
+        return httpx.request(method, f"{self.control_url}{path}", json=body, headers=headers, timeout=30)
+
+    def open(self, **body: Any) -> tuple[str, str]:
+        opened = self.control("POST", "/control/sessions", body).json()
+        assert opened["base_url"] == self.base_url
+        return opened["session_id"], opened["api_key"]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    scratch = tmp_path_factory.mktemp("gateway")
+    model = make_toy_model(scratch / "toy")
+    command = [sys.executable, "-m", "sandlot.cli", "gateway", "--engine", "scripted", "--model", str(model)]
+    command += ["--port", "0", "--control-port", "0", "--out", str(scratch / "run"), "--json"]
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=(scratch / "log").open("wb"),
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    assert process.stdout is not None
+    text = b""
+    while not text.rstrip().endswith(b"}"):
+        line = process.stdout.readline()
+        assert line, (scratch / "log").read_text()
+        text += line
+    told = json.loads(text)
+    yield Served(told["base_url"], told["control_url"], told["admin_key"], scratch / "run")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 0
+
+
+def test_the_anthropic_sdk_streaming_and_not_with_exact_token_counts(served: Served) -> None:
+    session_id, key = served.open()
+    client = anthropic.Anthropic(base_url=served.base_url, api_key=key, max_retries=0)
+    messages: Any = [{"role": "user", "content": "Say it."}]
+    plain = client.messages.create(model="m", max_tokens=50, messages=messages, tools=[BASH])  # type: ignore[list-item]
+    assert [b.text for b in plain.content if b.type == "text"] == [SAID]
+    count = client.messages.count_tokens(model="m", messages=messages, tools=[BASH])  # type: ignore[list-item]
+    assert count.input_tokens == plain.usage.input_tokens
+    messages += [{"role": "assistant", "content": plain.content}, {"role": "user", "content": "And again."}]
+    with client.messages.stream(model="m", max_tokens=50, messages=messages, tools=[BASH]) as stream:  # type: ignore[list-item]
+        final = stream.get_final_message()
+    assert final.stop_reason == "end_turn"
+    finished = served.control("POST", f"/control/sessions/{session_id}/finish", {"reward": 1.0}).json()
+    assert finished["audit"]["violations"] == []
+    assert len(finished["samples"]) == 1
+    sample = finished["samples"][0]
+    assert sample["reward"] == 1.0
+    assert sum(sample["loss_mask"]) == plain.usage.output_tokens + final.usage.output_tokens
+    with pytest.raises(anthropic.PermissionDeniedError, match="sealed"):
+        client.messages.create(model="m", max_tokens=50, messages=messages)
+
+
+def test_the_openai_sdk_streaming_and_not(served: Served) -> None:
+    session_id, key = served.open()
+    client = openai.OpenAI(base_url=f"{served.base_url}/v1", api_key=key, max_retries=0)
+    messages: Any = [{"role": "user", "content": "Say it."}]
+    plain = client.chat.completions.create(model="m", messages=messages)
+    assert plain.choices[0].message.content == SAID
+    messages += [{"role": "assistant", "content": SAID}, {"role": "user", "content": "Again."}]
+    text, usage = "", None
+    stream = client.chat.completions.create(
+        model="m", messages=messages, stream=True, stream_options={"include_usage": True}
+    )
+    for chunk in stream:
+        text += "".join(choice.delta.content or "" for choice in chunk.choices)
+        usage = chunk.usage or usage
+    assert text == SAID
+    assert usage is not None
+    assert usage.completion_tokens > 0
+    state = served.control("GET", f"/control/sessions/{session_id}").json()
+    assert (state["turns"], state["forks"], state["state"]) == (2, [], "open")
+    assert [m.id for m in client.models.list().data] == ["scripted"]
+
+
+def test_bad_input_gets_one_clear_error_in_the_dialects_shape(served: Served) -> None:
+    _, key = served.open()
+    url = f"{served.base_url}/v1/messages"
+    reply = httpx.post(url, json={}, headers={"x-api-key": "wrong"})
+    assert (reply.status_code, reply.json()["error"]["type"]) == (401, "authentication_error")
+    reply = httpx.post(url, content=b'{"messages": [', headers={"x-api-key": key})
+    assert (reply.status_code, reply.json()["error"]["type"]) == (400, "invalid_request_error")
+    assert "no JSON" in reply.json()["error"]["message"]
+    reply = httpx.post(
+        f"{served.base_url}/v1/chat/completions", content=b"[]", headers={"Authorization": f"Bearer {key}"}
+    )
+    assert reply.status_code == 400
+    assert reply.json()["error"]["type"] == "invalid_request_error"
+    big = b'{"messages": "' + b"x" * (33 << 20) + b'"}'
+    reply = httpx.post(url, content=big, headers={"x-api-key": key}, timeout=60)
+    assert (reply.status_code, reply.json()["error"]["type"]) == (413, "request_too_large")
+    assert httpx.get(served.base_url).status_code == 200
+    assert httpx.head(served.base_url).status_code == 200
+    assert httpx.get(f"{served.base_url}/nowhere").status_code == 404
+
+
+def test_agents_reach_neither_the_control_side_nor_another_session(served: Served) -> None:
+    session_id, key = served.open(metadata={"who": "a"})
+    for path in (f"/control/sessions/{session_id}", "/metrics", f"/control/sessions/{session_id}/finish"):
+        assert httpx.post(f"{served.base_url}{path}", headers={"x-api-key": key}).status_code == 404
+        assert served.control("GET", path, key=key).status_code == 401
+    assert served.control("DELETE", f"/control/sessions/{session_id}", key="").status_code == 401
+    assert served.control("GET", f"/control/sessions/{session_id}").json()["metadata"] == {"who": "a"}
+
+
+def test_the_control_side_refuses_what_makes_no_sense(served: Served) -> None:
+    session_id, _ = served.open()
+    assert served.control("POST", "/control/sessions", {"session_id": session_id}).status_code == 409
+    assert served.control("POST", "/control/sessions", {"sesion_id": "x"}).status_code == 400
+    assert served.control("POST", f"/control/sessions/{session_id}/finish", {"reward": 1.5}).status_code == 400
+    assert served.control("GET", "/control/sessions/nobody").status_code == 404
+    assert served.control("POST", "/control/sessions", {"session_id": "../etc"}).status_code == 400
+    assert served.control("DELETE", f"/control/sessions/{session_id}").status_code == 204
+    assert served.control("GET", f"/control/sessions/{session_id}").status_code == 404
+
+
+def test_pause_resume_health_and_metrics(served: Served) -> None:
+    assert served.control("POST", "/control/pause").json() == {"paused": True}
+    assert httpx.get(f"{served.control_url}/healthz").json()["paused"] is True
+    resumed = served.control("POST", "/control/resume", {"weight_version": "v2"}).json()
+    assert resumed == {"paused": False, "weight_version": "v2"}
+    session_id, key = served.open()
+    client = anthropic.Anthropic(base_url=served.base_url, api_key=key, max_retries=0)
+    client.messages.create(model="m", max_tokens=50, messages=[{"role": "user", "content": "Say it."}])
+    metrics = served.control("GET", "/metrics").text
+    turns = next(line for line in metrics.splitlines() if line.startswith("sandlot_turns_total "))
+    assert float(turns.split()[1]) >= 1
+    served.control("POST", f"/control/sessions/{session_id}/finish", {})
+
+
+def test_finished_sessions_stand_audited_in_the_run_directory(served: Served) -> None:
+    session_id, key = served.open(metadata={"task": "t"})
+    client = anthropic.Anthropic(base_url=served.base_url, api_key=key, max_retries=0)
+    client.messages.create(model="m", max_tokens=50, messages=[{"role": "user", "content": "Say it."}])
+    served.control("POST", f"/control/sessions/{session_id}/finish", {"reward": 0.25, "metadata": {"note": "n"}})
+    run = RunDir.read(served.run)
+    found = audit_run(run)
+    assert found.violations == []
+    row = run.result(session_id)
+    assert row is not None
+    assert (row["reward"], row["metadata"]["note"], row["metadata"]["task"]) == (0.25, "n", "t")
+    assert [s.reward for s in run.samples() if s.episode_id == session_id] == [0.25]
