@@ -699,12 +699,18 @@ def test_any_single_changed_entry_of_any_sample_is_caught(session: SessionBuilde
 @given(session=sessions(min_turns=1), data=st.data())
 def test_any_changed_token_of_any_turn_is_caught(session: SessionBuilder, data: st.DataObject) -> None:
     samples = linearize(session.turns, episode_id="e", group_id="g", reward=1.0)
-    k = data.draw(st.integers(0, len(session.turns) - 1))
-    name = data.draw(st.sampled_from(("new_ids", "output_ids")))
+    trained = {span.turn_id for sample in samples for span in sample.spans}
+    places = [
+        (k, name, at)
+        for k, turn in enumerate(session.turns)
+        if turn.id in trained
+        for name in ("new_ids", "output_ids")
+        for at in range(len(getattr(turn, name)))
+    ]
+    assume(places)
+    k, name, at = data.draw(st.sampled_from(places))
     turn = session.turns[k]
-    assume(len(getattr(turn, name)) and any(turn.id == span.turn_id for s in samples for span in s.spans))
     array = getattr(turn, name).copy()
-    at = data.draw(st.integers(0, len(array) - 1))
     array[at] ^= 1
     turns = [*session.turns[:k], replace(turn, **{name: array}), *session.turns[k + 1 :]]
     assert not audit(turns, samples).ok

@@ -98,6 +98,19 @@ def test_a_request_repeated_on_purpose_is_a_branch_of_its_own() -> None:
     assert "abandoned" not in second.metadata
 
 
+def test_only_an_answer_that_nothing_came_after_is_abandoned() -> None:
+    s = SessionBuilder()
+    t0 = s.root((1,), (2,))
+    t1 = s.root((1,), (3,))
+    s.follow(t0, (4,), (5, 6, 7))
+    s.follow(t1, (4,), (8,))
+    first, second = rows(s, max_tokens=4)
+    assert first.metadata == {"turns": 1, "cut": True}
+    assert second.metadata == {"turns": 2}
+    s.root((1,), (9,))
+    assert ["abandoned" in x.metadata for x in rows(s)] == [False, False, True]
+
+
 def test_an_answer_nobody_had_is_left_out_and_counted() -> None:
     """slime trains the retried request twice; here the answer that was never delivered is not trained."""
     s = SessionBuilder()

@@ -13,7 +13,7 @@ from sandlot.errors import SandlotError
 from sandlot.trajectory import store
 from sandlot.trajectory.sample import Sample, Span
 from sandlot.trajectory.samples import linearize
-from sandlot.trajectory.store import SCHEMA, read_samples, write_jsonl, write_samples
+from sandlot.trajectory.store import SCHEMA, read_samples, write_bytes, write_jsonl, write_samples
 from support.sessions import SessionBuilder
 
 
@@ -81,6 +81,13 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
         write_samples(path, [replace(samples()[0], metadata={"x": float("nan")})])
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["a.parquet"]
+
+
+def test_bytes_appear_whole(tmp_path: Path) -> None:
+    for data in (b"diff\0", b""):
+        write_bytes(tmp_path / "a.patch", data)
+        assert (tmp_path / "a.patch").read_bytes() == data
+    assert [p.name for p in tmp_path.iterdir()] == ["a.patch"]
 
 
 def test_other_files_are_refused_by_name(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ import numpy.typing as npt
 
 from sandlot.trajectory.turn import Ids, Turn
 
+_Problem = tuple[str, int | None, str]  # kind, position, detail
+
 HIGHEST_LOGPROB = 1e-4
 """Rounding lets a certain token come out a little above 0."""
 LOWEST_LOGPROB = -9999.0
@@ -53,10 +55,8 @@ class Session:
         self._by_digest: dict[tuple[int, bytes], str] = {}
         self._lengths: set[int] = set()
         for turn in turns:
-            if problems := self._problems(turn):
-                self.violations += [Violation(kind, None, turn.id, at, why) for kind, at, why in problems]
-            else:
-                self._take(turn)
+            problems = self._problems(turn) or self._delta_problems(turn) or self._take(turn)
+            self.violations += [Violation(kind, None, turn.id, at, why) for kind, at, why in problems]
 
     def kept(self, turn: Turn) -> bool:
         """Whether the client evidently had the reply: it was delivered, or a later prompt continues it."""
@@ -95,9 +95,9 @@ class Session:
             prompt[source.prompt_length : source.prompt_length + len(sampled)] = sampled
         return prompt
 
-    def _problems(self, turn: Turn) -> list[tuple[str, int | None, str]]:
+    def _problems(self, turn: Turn) -> list[_Problem]:
         """What is wrong with a turn by itself and as a continuation: (kind, position, detail)."""
-        found: list[tuple[str, int | None, str]] = []
+        found: list[_Problem] = []
         count = len(turn.output_ids)
         if turn.id in self.turns:
             found.append(("turn_duplicate", None, "its id is there twice"))
@@ -114,9 +114,9 @@ class Session:
         tiles = edges == sorted(edges) and edges[:-1] == [start for _, start, _ in turn.versions]
         if not tiles or edges[-1] != count or any(not version for version, _, _ in turn.versions):
             found.append(("turn_versions", None, f"weight versions do not tile the {count} sampled tokens"))
-        return found or self._delta_problems(turn)
+        return found
 
-    def _delta_problems(self, turn: Turn) -> list[tuple[str, int | None, str]]:
+    def _delta_problems(self, turn: Turn) -> list[_Problem]:
         parent = self.turns.get(turn.parent) if turn.parent is not None else None
         if turn.parent is not None and parent is None:
             return [("turn_parent", None, f"it continues {turn.parent!r}, which is no sound earlier turn")]
@@ -124,39 +124,36 @@ class Session:
             return [("turn_shared", turn.shared, "it shares more tokens than its parent has")]
         if turn.prompt_length != turn.shared + len(turn.new_ids) or not turn.prompt_length:
             return [("turn_prompt_length", turn.prompt_length, "its delta gives another number of tokens")]
-        if self._prompt_hash(turn).hexdigest() != turn.prompt_sha256:
-            return [("turn_prompt", None, "its delta does not give the prompt that was sent (SHA-256 differs)")]
         return []
 
-    def _prompt_hash(self, turn: Turn) -> hashlib._Hash:
-        if turn.parent is not None and turn.shared == self.turns[turn.parent].length:
-            hasher = self._after[turn.parent].copy()
-            hasher.update(raw(turn.new_ids))
-            return hasher
-        return hashlib.sha256(raw(self.prompt(turn)))
-
-    def _take(self, turn: Turn) -> None:
+    def _take(self, turn: Turn) -> list[_Problem]:
+        """Place a turn in the tree, if its delta gives the prompt that was sent."""
         if turn.parent is not None and turn.shared == self.turns[turn.parent].length:
             parent: str | None = turn.parent
+            hasher = self._after[turn.parent].copy()
+            hasher.update(raw(turn.new_ids))
         else:
-            parent = self._deepest_prefix(self.prompt(turn))
+            parent, hasher = self._deepest_prefix(self.prompt(turn))
+        if hasher.hexdigest() != turn.prompt_sha256:
+            return [("turn_prompt", None, "its delta does not give the prompt that was sent (SHA-256 differs)")]
         self.parents[turn.id] = parent
         if parent is not None:
             self.children.setdefault(parent, []).append(turn.id)
-        after = self._prompt_hash(turn)
-        after.update(raw(turn.output_ids))
+        hasher.update(raw(turn.output_ids))
         self.turns[turn.id] = turn
-        self._after[turn.id] = after
-        self._by_digest[turn.length, after.digest()] = turn.id
+        self._after[turn.id] = hasher
+        self._by_digest[turn.length, hasher.digest()] = turn.id
         self._lengths.add(turn.length)
+        return []
 
-    def _deepest_prefix(self, prompt: Ids) -> str | None:
-        """The latest of the longest turns whose whole sequence begins `prompt`."""
+    def _deepest_prefix(self, prompt: Ids) -> tuple[str | None, hashlib._Hash]:
+        """The latest of the longest turns whose whole sequence begins `prompt`, and the hash of the prompt."""
         hasher, at, found = hashlib.sha256(), 0, None
         for length in sorted(n for n in self._lengths if n <= len(prompt)):
             hasher.update(raw(prompt[at:length]))
             at, found = length, self._by_digest.get((length, hasher.digest()), found)
-        return found
+        hasher.update(raw(prompt[at:]))
+        return found, hasher
 
 
 def raw(ids: Ids) -> bytes:
@@ -164,7 +161,7 @@ def raw(ids: Ids) -> bytes:
     return np.ascontiguousarray(ids, dtype="<i4").tobytes()
 
 
-def _logprob_problems(logprobs: npt.NDArray[np.float64], count: int) -> list[tuple[str, int | None, str]]:
+def _logprob_problems(logprobs: npt.NDArray[np.float64], count: int) -> list[_Problem]:
     if len(logprobs) != count:
         return [("turn_logprobs", None, f"{count} sampled tokens came with {len(logprobs)} logprobs")]
     good = np.isfinite(logprobs) & (logprobs <= HIGHEST_LOGPROB) & (logprobs > LOWEST_LOGPROB)

@@ -114,7 +114,11 @@ def to_json(sample: Sample) -> dict[str, Any]:
 
 def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
     """Write a file that appears at `path` whole or not at all."""
-    write_atomically(path, lambda file: None if file.write(data) else None)
+
+    def write(file: IO[bytes]) -> None:
+        file.write(data)
+
+    write_atomically(path, write)
 
 
 def write_atomically(path: str | os.PathLike[str], write: Callable[[IO[bytes]], None]) -> None:
