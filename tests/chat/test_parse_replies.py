@@ -323,6 +323,18 @@ class TestBadCalls:
         assert [(c.name, c.status) for c in reply.calls] == [("Read", "invalid_arguments")]
         assert reply.text == "and on"
 
+    def test_a_broken_call_does_not_swallow_the_next(self) -> None:
+        for broken in ('{"name": "Read", "arguments": {path}}', "<function=Read>\nplease\n</function>"):
+            reply = parse(f"<tool_call>\n{broken}\n</tool_call>\nthen\n{json_call('LS', {})}\nend")
+            assert [(c.name, c.status) for c in reply.calls] == [("Read", "invalid_arguments"), ("LS", "ok")]
+            assert reply.text == "then\nend"
+            assert not reply.ambiguous
+
+    def test_a_model_that_repeats_itself_is_read_in_time(self) -> None:
+        """Thousands of calls in one answer cost what they are long, not the square of it."""
+        reply = parse("\n".join([xml_call("Read", path="a"), json_call("LS", {}), "<tool_call>{</tool_call>"] * 1500))
+        assert len(reply.calls) == 4500
+
     def test_prose_inside_an_xml_call(self) -> None:
         reply = parse("<tool_call>\n<function=Read>\nplease read a.py\n</function>\n</tool_call>")
         assert [(c.name, c.status) for c in reply.calls] == [("Read", "invalid_arguments")]

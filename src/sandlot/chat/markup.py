@@ -64,13 +64,11 @@ def skip_blanks(text: str, at: int) -> int:
 def broken_end(text: str, at: int, markup: Markup) -> tuple[int, bool]:
     """Where a call that cannot be read ends: (start of its close marker or -1, whether another could be meant).
 
-    The first close that ends the text or is followed by another call; where there is none, the last one.
+    It ends before the next call begins: at the last close marker before that.
     """
-    closes, k = [], text.find(markup.call_close, at)
-    while k >= 0:
-        closes.append(k)
-        after = skip_blanks(text, k + len(markup.call_close))
-        if after == len(text) or text.startswith(markup.call_open, after):
-            return k, len(closes) > 1
-        k = text.find(markup.call_close, k + 1)
-    return (closes[-1], len(closes) > 1) if closes else (-1, False)
+    first = text.find(markup.call_close, at)
+    if first < 0:
+        return -1, False
+    following = text.find(markup.call_open, first)
+    last = text.rfind(markup.call_close, first, len(text) if following < 0 else following)
+    return last, last != first

@@ -19,7 +19,7 @@ from dataclasses import replace
 from sandlot.chat.json_calls import read_json_call
 from sandlot.chat.markup import Found, Markup, found, skip_blanks
 from sandlot.chat.messages import ParsedCall, Reply, Tool
-from sandlot.chat.xml_calls import FUNCTION, read_xml_call
+from sandlot.chat.xml_calls import FUNCTION, Tag, find_tags, read_xml_call
 
 _BARE_CALL = re.compile(r"^<function=([^<>\n]+)>", re.MULTILINE)
 
@@ -51,6 +51,7 @@ class _Parser:
         self, markup: Markup, tools: Mapping[str, Tool], reveal: Callable[[str], str], truncated: bool
     ) -> None:
         self.markup, self.tools, self.reveal, self.truncated = markup, tools, reveal, truncated
+        self._tagged: tuple[str, list[Tag]] = ("", [])
 
     def split_thought(self, text: str, is_open: bool) -> tuple[str, str, bool]:
         """(thought, what follows it, whether another split could be meant).
@@ -124,18 +125,27 @@ class _Parser:
 
     def _read_call(self, text: str, at: int) -> Found:
         if not text.startswith(self.markup.call_open, at):
-            return read_xml_call(text, at, self.markup, self.tools, self.reveal, truncated=self.truncated, bare=True)
+            return read_xml_call(
+                text, at, self._tags(text), self.markup, self.tools, self.reveal, truncated=self.truncated, bare=True
+            )
         body = at + len(self.markup.call_open)
         start = skip_blanks(text, body)
         if text.startswith("{", start):
             read = read_json_call(text, body, self.markup, self.reveal, truncated=self.truncated)
         elif text.startswith(FUNCTION, start):
-            read = read_xml_call(text, body, self.markup, self.tools, self.reveal, truncated=self.truncated)
+            read = read_xml_call(
+                text, body, self._tags(text), self.markup, self.tools, self.reveal, truncated=self.truncated
+            )
         else:
             read = self._read_shapeless(text, body)
         if read.call.status == "ok" and read.call.name not in self.tools:
             read = replace(read, call=replace(read.call, status="unknown_tool"))
         return read
+
+    def _tags(self, text: str) -> list[Tag]:
+        if self._tagged[0] is not text:  # one text is read call after call, and its tags are looked for once
+            self._tagged = (text, find_tags(text, self.markup))
+        return self._tagged[1]
 
     def _read_shapeless(self, text: str, body: int) -> Found:
         """A call marker that is followed by no known form."""

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import heapq
 import re
-from collections.abc import Callable, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
@@ -24,9 +25,14 @@ FUNCTION = "<function="
 _BUDGET = 60_000
 """How many steps the search for the best reading may take before the best one found so far is called ambiguous."""
 
+_HORIZON = 256
+"""How many tags after a call are looked at for damage: enough for any quoted call, and long outputs stay linear."""
 
-@dataclass(frozen=True)
-class _Tag:
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """A tag of the XML form, or a marker of a call, in a text."""
+
     kind: str
     """`function`, `parameter` or `call`."""
     opens: bool
@@ -55,6 +61,7 @@ Reading = tuple[tuple[int, _Step], ...]
 def read_xml_call(
     text: str,
     body: int,
+    all_tags: Sequence[Tag],
     markup: Markup,
     tools: Mapping[str, Tool],
     reveal: Callable[[str], str],
@@ -62,31 +69,34 @@ def read_xml_call(
     truncated: bool,
     bare: bool = False,
 ) -> Found:
-    """Read the call whose body starts at `body` with `<function=` after blanks.
+    """Read the call whose body starts at `body` with `<function=` after blanks. `all_tags` are those of `text`.
 
     `truncated`: the text was cut, so the last value may have no end; that reading wins against an equally good one.
     `bare`: no call marker opened it, so none has to close it.
     """
-    tags = _tags(text, body, markup)
-    if not tags or tags[0].kind != "function" or not tags[0].opens or tags[0].start != skip_blanks(text, body):
+    first = bisect_left(all_tags, body, key=lambda t: t.start)
+    function = all_tags[first] if first < len(all_tags) else None
+    if function is None or not function.opens or function.kind != "function":
         return _broken(text, body, "", markup, reveal, truncated)
-    tool = tools.get(tags[0].name)
+    if function.start != skip_blanks(text, body):
+        return _broken(text, body, "", markup, reveal, truncated)
+    tool = tools.get(function.name)
     declared = properties(tool)
-    search = _Search(text, tags, declared, bare, truncated)
+    search = _Search(text, all_tags, first, declared, bare, truncated)
     readings, exhausted = search.best()
     if not readings:
-        return _broken(text, body, tags[0].name, markup, reveal, truncated)
+        return _broken(text, body, function.name, markup, reveal, truncated)
     chosen = max(readings, key=lambda r: (r[-1][1].cut, len(r), r[-1][1].end))
     end = chosen[-1][1].end
     if chosen[-1][1].cut:
-        return _unclosed(text, body, tags[0].name, reveal)
+        return _unclosed(text, body, function.name, reveal)
     arguments: dict[str, object] = {}
     for tag_index, step in chosen[1:]:
-        tag = tags[tag_index]
+        tag = all_tags[tag_index]
         value = _trimmed(reveal(text[tag.end : step.stop]))
         arguments[tag.name] = typed(value, (declared or {}).get(tag.name), tool.parameters if tool else {})
     raw = reveal(text[body : _body_end(text, end, markup)])
-    return found(end, tags[0].name, arguments, raw, ambiguous=exhausted or len(readings) > 1)
+    return found(end, function.name, arguments, raw, ambiguous=exhausted or len(readings) > 1)
 
 
 def _body_end(text: str, end: int, markup: Markup) -> int:
@@ -114,13 +124,14 @@ def _broken(text: str, body: int, name: str, markup: Markup, reveal: Callable[[s
     return found(end, name, raw.strip(), raw, "invalid_arguments", ambiguous=ambiguous)
 
 
-def _tags(text: str, body: int, markup: Markup) -> list[_Tag]:
+def find_tags(text: str, markup: Markup) -> list[Tag]:
+    """All tags of the XML form in `text`, and the markers of calls, in order."""
     opening, closing = re.escape(markup.call_open), re.escape(markup.call_close)
     pattern = re.compile(rf"<(?:(function|parameter)=([^<>\n]+)|/(function|parameter))>|({opening})|({closing})")
     tags = []
-    for m in pattern.finditer(text, body):
+    for m in pattern.finditer(text):
         kind = m[1] or m[3] or "call"
-        tags.append(_Tag(kind, bool(m[1] or m[4]), (m[2] or "").strip(), m.start(), m.end()))
+        tags.append(Tag(kind, bool(m[1] or m[4]), (m[2] or "").strip(), m.start(), m.end()))
     return tags
 
 
@@ -131,7 +142,7 @@ class _Damage:
         self.strays = 0
         self.open: list[str] = []
 
-    def add(self, tag: _Tag) -> None:
+    def add(self, tag: Tag) -> None:
         if tag.opens:
             self.open.append(tag.kind)
         elif tag.kind in self.open:
@@ -149,16 +160,23 @@ class _Search:
     """Cheapest-first search over the readings of one call."""
 
     def __init__(
-        self, text: str, tags: list[_Tag], declared: Mapping[str, Any] | None, bare: bool, truncated: bool
+        self,
+        text: str,
+        tags: Sequence[Tag],
+        first: int,
+        declared: Mapping[str, Any] | None,
+        bare: bool,
+        truncated: bool,
     ) -> None:
-        self.text, self.tags, self.declared, self.bare, self.truncated = text, tags, declared, bare, truncated
+        self.text, self.tags, self.first = text, tags, first
+        self.declared, self.bare, self.truncated = declared, bare, truncated
         self.steps_left = _BUDGET
 
     def best(self) -> tuple[list[Reading], bool]:
         """All readings of the lowest cost, and whether the search was given up before it was sure of them."""
         bound = self._greedy()
         order = count()
-        heap: list[tuple[float, int, int, Reading]] = [(0.0, next(order), 0, ())]
+        heap: list[tuple[float, int, int, Reading]] = [(0.0, next(order), self.first, ())]
         done: list[Reading] = []
         while heap and self.steps_left > 0:
             cost, _, index, path = heapq.heappop(heap)
@@ -179,7 +197,7 @@ class _Search:
 
     def _greedy(self) -> float:
         """The cost of the reading that ends every value as early as it can; a bound for the search."""
-        cost, index, used, path = 0.0, 0, set[str](), list[tuple[int, _Step]]()
+        cost, index, used, path = 0.0, self.first, set[str](), list[tuple[int, _Step]]()
         self._greedy_path: Reading = ()
         while index >= 0:
             step = next(self._steps(index, used, float("inf")), None)
@@ -248,17 +266,18 @@ class _Search:
             yield self._finish(j, stop, cost if self.bare else cost + 0.5, tag.end)
 
     def _finish(self, j: int, stop: int, cost: float, end: int) -> _Step:
-        rest = _Damage()
-        for tag in self.tags[j + 1 :]:
+        rest, horizon = _Damage(), j + 1 + _HORIZON
+        for tag in self.tags[j + 1 : horizon]:
             self.steps_left -= 1
             rest.add(tag)
-        # Where the text was cut, what is still open at its end is no damage.
-        return _Step(cost + (rest.strays if self.truncated else rest.total), stop, -1, end)
+        # What is open where the text was cut, or where the look ahead ends, is no damage.
+        open_end = self.truncated or horizon < len(self.tags)
+        return _Step(cost + (rest.strays if open_end else rest.total), stop, -1, end)
 
     def _undeclared(self, name: str) -> float:
         return 0.0 if self.declared is None or name in self.declared else 0.75
 
-    def _neighbour(self, j: int) -> _Tag | None:
+    def _neighbour(self, j: int) -> Tag | None:
         """The tag after `j` when only blanks part them."""
         after = self.tags[j + 1] if j + 1 < len(self.tags) else None
         return after if after is not None and self._blank(self.tags[j].end, after.start) else None
@@ -266,7 +285,7 @@ class _Search:
     def _blank(self, start: int, end: int) -> bool:
         return skip_blanks(self.text, start) >= end
 
-    def _expected(self, tag: _Tag, used: set[str]) -> bool:
+    def _expected(self, tag: Tag, used: set[str]) -> bool:
         """Whether a parameter tag stands where one of the tool's own would: on its own line, and not given yet."""
         known = tag.name not in used and (self.declared is None or tag.name in self.declared)
         return known and self.text[tag.start - 1] == "\n"
