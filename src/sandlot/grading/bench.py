@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from sandlot.errors import GradingError
+from sandlot.errors import GradingError, SandboxError, SandboxLostError
 from sandlot.grading import runtime
 from sandlot.grading.protect import reverted, test_roots
 from sandlot.grading.witness import Report, control_source, doubts, read_report
@@ -55,7 +55,8 @@ done
 class Bench:
     """Everything a grader needs. `evidence` is what the verdict will show; graders add to it.
 
-    `checked_out` are test files that the task takes from a later revision, read before that was removed.
+    `checked_out` are test files that the task takes from a later revision, read before that was removed; `hidden` what
+    was put into the workdir.
     """
 
     task: Task
@@ -64,12 +65,14 @@ class Bench:
     applied: Applied
     evidence: dict[str, Any] = field(default_factory=dict)
     checked_out: Mapping[str, bytes] = field(default_factory=dict)
+    hidden: dict[str, bytes] = field(default_factory=dict)
 
-    async def put_hidden(self, files: Mapping[str, bytes], tests: Iterable[str] = ()) -> None:
+    async def put_hidden(self, files: Mapping[str, bytes], tests: Iterable[str] = (), *, lock: bool = True) -> None:
         """Take back what the patch may not decide, then put the hidden `files` in, owned by root.
 
-        `tests` are other paths of the repository that are tests too. Directories above hidden files and the test
-        directories become root's, with the sticky bit: code under test may add files there, but not replace these.
+        `tests` are other paths of the repository that are tests too. With `lock` the directories above hidden files and
+        the test directories become root's, with the sticky bit: code under test may add files there, but not replace
+        what is there. Where the sandbox has one user only that cannot be done, and `changed_tests` alone tells.
         """
         hidden = [*files, *tests]
         old = {change.path: change.old for change in self.applied.changes if change.old is not None}
@@ -96,7 +99,9 @@ class Bench:
         put: dict[bytes, File | None] = {path.encode(): File("100644", data) for path, data in files.items()}
         await write_files(self.sandbox, put, workdir=self.task.workdir, user="root")
         self.evidence["hidden"] = list(files)
-        await self._lock(hidden)
+        self.hidden.update(files)
+        if lock and self.sandbox.facts.get("users") != "single":
+            await self._lock(hidden)
 
     async def _lock(self, hidden: list[str]) -> None:
         directories = {str(parent) for path in hidden for parent in PurePosixPath(path).parents} | {"."}
@@ -113,7 +118,23 @@ class Bench:
         controls = [str(PurePosixPath(directory) / f"test_{secrets.token_hex(6)}.py") for directory in directories]
         files: dict[bytes, File | None] = {path.encode(): File("100644", source) for path in controls}
         await write_files(self.sandbox, files, workdir=self.task.workdir, user="root")
+        self.hidden.update(dict.fromkeys(controls, source))
         return controls
+
+    async def changed_tests(self) -> list[str]:
+        """Kill what still runs; the hidden files and control tests that are not there any more as they were put in."""
+        await self.sandbox.kill_processes()
+        changed = []
+        for path, content in self.hidden.items():
+            try:
+                found = await self.sandbox.read_file(f"{self.task.workdir}/{path}", max_bytes=len(content) + 1)
+            except SandboxLostError:
+                raise
+            except (OSError, SandboxError):
+                found = None
+            if found != content:
+                changed.append(path)
+        return changed
 
     async def work(
         self, mode: str, *, controls: list[str], timeout: float, label: str = "tests", **more: Any
@@ -178,7 +199,7 @@ class Bench:
             raise GradingError(f"the sandbox cannot be used after the tests: {made.text()[-500:]}")
         name = f"test_{secrets.token_hex(6)}.py"
         await self.sandbox.write_file(f"/tmp/control/{name}", control_source(()), user="root")
-        bench = replace(self, task=replace(self.task, workdir="/tmp/control"))
+        bench = replace(self, task=replace(self.task, workdir="/tmp/control"), hidden={})
         report, result = await bench.work(
             "pytest", controls=[name], timeout=_CONTROL_TIMEOUT, label="control", required=[], files=[name]
         )

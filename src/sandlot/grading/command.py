@@ -25,7 +25,8 @@ async def grade_command(bench: Bench) -> Verdict:
     grading = bench.task.grading
     assert isinstance(grading, CommandGrading)
     named = [path.removeprefix("./") for path in _TEST_PATH.findall(grading.command)]
-    await bench.put_hidden(grading.files, [path for path in named if is_test(path)])
+    # A command may bring its tests itself, so it must be able to write where they go.
+    await bench.put_hidden(grading.files, [path for path in named if is_test(path)], lock=bool(grading.files))
     report, result = await bench.work(
         "command", controls=[], timeout=grading.timeout, argv=["/bin/sh", "-c", grading.command]
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import traceback
 from typing import Any, Protocol
 
@@ -32,6 +33,9 @@ _FORMS: dict[type, str] = {
 }
 
 
+_PATCH_SHOWN = 256 << 10
+
+
 class Grader(Protocol):
     """Grades what is on the bench. Raises `GradingError` when no verdict can be reached."""
 
@@ -48,7 +52,11 @@ async def grade(
     tested. `spec` gives limits and further layers; image, workdir, network and test runtime are the grader's own.
     """
     diff = patch.diff if isinstance(patch, Patch) else patch
-    evidence: dict[str, Any] = {"patch": diff.decode("utf-8", "backslashreplace")}
+    evidence: dict[str, Any] = {
+        "patch": diff[:_PATCH_SHOWN].decode("utf-8", "backslashreplace"),
+        "patch_bytes": len(diff),
+        "patch_sha256": hashlib.sha256(diff).hexdigest(),
+    }
     form = _FORMS.get(type(task.grading)) or str(getattr(task.grading, "form", type(task.grading).__name__))
     evidence["form"] = form
     verdict: Verdict | None = None

@@ -29,6 +29,7 @@ async def grade_pytest(bench: Bench) -> Verdict:
     )
     tests, repairs = match(required, without_controls(report, controls))
     found = doubts(report, result, controls)
+    found += [f"{path} was changed while the tests ran" for path in await bench.changed_tests()]
     bench.evidence["repairs"], bench.evidence["doubts"] = repairs, found
     bench.evidence["reported"] = len(report.tests)
     not_passed = [name for name, outcome in tests.items() if outcome != PASSED]

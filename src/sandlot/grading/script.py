@@ -25,6 +25,7 @@ async def grade_script(bench: Bench) -> Verdict:
     report, result = await bench.work("script", controls=controls, timeout=grading.timeout, script=script)
     tests = without_controls(report, controls)
     found = doubts(report, result, controls)
+    found += [f"{path} was changed while the tests ran" for path in await bench.changed_tests()]
     bench.evidence["doubts"], bench.evidence["reported"] = found, len(report.tests)
     not_passed = [name for name, outcome in tests.items() if outcome != PASSED]
     if result.timed_out or result.out_of_memory or report.ended is None:

@@ -130,6 +130,7 @@ def main():
         return status
     pytest, witness = import_pytest(task["libraries"])
     channel = witness.Channel(fd, nonce)
+    del nonce
     channel.send(event="hello", python=sys.version, pytest=pytest.__version__)
     status = {"pytest": run_named, "script": run_script}[task["mode"]](task, channel, pytest, witness)
     channel.send(event="end", status=status)

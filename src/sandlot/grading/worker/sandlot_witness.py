@@ -2,6 +2,10 @@
 
 Runs inside the sandbox, under the image's interpreter, so it needs nothing but pytest. As a plugin loaded with
 `-p sandlot_witness` it takes its channel from the environment and removes it there; `run.py` uses the class directly.
+
+Code under test shares a process with its tests, so code written against this very file could still find the channel
+in memory. The control tests, the checks of what was reported and the look at the files afterwards make that hard; code
+that needs none of it (an object that equals everything, say) is beyond any test runner.
 """
 
 from __future__ import annotations
