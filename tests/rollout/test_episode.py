@@ -10,7 +10,7 @@ import pytest
 
 from sandlot.errors import EngineError, FailureKind, GradingError
 from sandlot.gateway import Session
-from sandlot.rollout.episode import EpisodeRunner, EpisodeSpec
+from sandlot.rollout.episode import Episode, EpisodeRunner
 from sandlot.rollout.proof import audit_run
 from sandlot.rollout.run import _run_all
 from sandlot.tasks import Task
@@ -35,7 +35,7 @@ def solving(task: Task) -> list[str]:
 async def test_a_solving_episode_is_graded_audited_and_finished(make_runner: MakeRunner, task: Task) -> None:
     said = solving(task)
     runner = await make_runner(lambda prompt, number: said[number])
-    spec = EpisodeSpec(task, "tiny", 0)
+    spec = Episode(task, "tiny", 0)
     result = await runner(spec)
     assert (result.state, result.failure, result.turns) == ("solved", None, 3)
     assert result.trained_tokens == result.sampled_tokens > 0
@@ -52,14 +52,14 @@ async def test_a_solving_episode_is_graded_audited_and_finished(make_runner: Mak
 
 async def test_an_idle_episode_is_a_graded_zero(make_runner: MakeRunner, task: Task) -> None:
     runner = await make_runner(lambda prompt, number: "I do nothing.")
-    result = await runner(EpisodeSpec(task, "tiny", 0))
+    result = await runner(Episode(task, "tiny", 0))
     assert (result.state, result.reward, result.failure, result.samples) == ("failed", 0.0, None, 1)
 
 
 async def test_a_spent_budget_is_still_graded(make_runner: MakeRunner, task: Task) -> None:
     said = solving(task)
     runner = await make_runner(lambda prompt, number: said[number], limits={"turns": 1})
-    result = await runner(EpisodeSpec(task, "tiny", 0))
+    result = await runner(Episode(task, "tiny", 0))
     assert (result.state, result.failure, result.turns) == ("solved", FailureKind.BUDGET, 1)
     assert result.samples == 1
 
@@ -67,7 +67,7 @@ async def test_a_spent_budget_is_still_graded(make_runner: MakeRunner, task: Tas
 async def test_an_agent_that_runs_on_is_killed_before_its_diff_is_taken(make_runner: MakeRunner, task: Task) -> None:
     forever = "(setsid sh -c 'while true; do date >> clock.txt; sleep 0.1; done' &) ; sleep 600"
     runner = await make_runner(lambda prompt, number: bash(forever), limits={"wall_clock": 4.0})
-    result = await runner(EpisodeSpec(task, "tiny", 0))
+    result = await runner(Episode(task, "tiny", 0))
     assert (result.failure, result.reward) == (FailureKind.AGENT_TIMEOUT, 0.0)
     assert result.samples == 1
     patch = runner.run.patch_path(f"{task.id}--tiny--0").read_bytes()
@@ -79,7 +79,7 @@ async def test_an_engine_that_dies_is_nobodys_zero(make_runner: MakeRunner, task
         return bash("ls") if number == 0 else EngineError("the engine is down")
 
     runner = await make_runner(say)
-    result = await runner(EpisodeSpec(task, "tiny", 0))
+    result = await runner(Episode(task, "tiny", 0))
     assert (result.failure, result.reward, result.samples) == (FailureKind.INFRA_ERROR, None, 0)
     assert result.turns == 1
 
@@ -96,7 +96,7 @@ async def test_a_stream_that_breaks_is_no_ordinary_end(
 
     monkeypatch.setattr(ChatWire, "body", broken)
     runner = await make_runner(lambda prompt, number: bash("ls"), agent=TinyAgent(exit_on_error=0))
-    result = await runner(EpisodeSpec(task, "tiny", 0))
+    result = await runner(Episode(task, "tiny", 0))
     assert (result.failure, result.reward, result.samples) == (FailureKind.INFRA_ERROR, None, 0)
 
 
@@ -105,7 +105,7 @@ async def test_what_infrastructure_lost_is_tried_again_and_the_first_try_set_asi
 ) -> None:
     said = [EngineError("down"), *solving(task)]
     runner = await make_runner(lambda prompt, number: said[number], retries=1)
-    result = await runner(EpisodeSpec(task, "tiny", 0))
+    result = await runner(Episode(task, "tiny", 0))
     assert result.state == "solved"
     names = sorted(p.name for p in (tmp_path / "run" / "episodes").iterdir())
     assert names == [f"{task.id}--tiny--0.1.aborted.jsonl.gz", f"{task.id}--tiny--0.jsonl.gz"]
@@ -128,7 +128,7 @@ class Faulty(EpisodeRunner):
 
 async def test_one_broken_episode_does_not_touch_its_group(make_runner: MakeRunner, task: Task) -> None:
     runner = await make_runner(lambda prompt, number: "Nothing to do.", kind=Faulty, max_infra_share=1.0)
-    await _run_all(runner, [EpisodeSpec(task, "tiny", n) for n in range(8)])
+    await _run_all(runner, [Episode(task, "tiny", n) for n in range(8)])
     results = {row["episode_id"][-1]: row for row in runner.run.results()}
     assert len(results) == 8
     assert [results[str(n)]["failure"] for n in range(5)] == [None] * 5
@@ -141,7 +141,7 @@ async def test_one_broken_episode_does_not_touch_its_group(make_runner: MakeRunn
 
 async def test_a_real_cancellation_ends_all_quickly_and_leaves_nothing(make_runner: MakeRunner, task: Task) -> None:
     runner = await make_runner(lambda prompt, number: bash("sleep 300"))
-    running = asyncio.create_task(_run_all(runner, [EpisodeSpec(task, "tiny", n) for n in range(3)]))
+    running = asyncio.create_task(_run_all(runner, [Episode(task, "tiny", n) for n in range(3)]))
     async with asyncio.timeout(60):
         while len(runner.gateway.sessions) < 3 or not all(s.turns for s in runner.gateway.sessions.values()):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
@@ -158,5 +158,5 @@ async def test_a_run_that_only_loses_episodes_stops_and_says_why(make_runner: Ma
 
     runner = await make_runner(lambda prompt, number: EngineError("no such model here"), concurrency=4)
     with pytest.raises(SandlotError, match=r"lost to infrastructure.*no such model here"):
-        await _run_all(runner, [EpisodeSpec(task, "tiny", n) for n in range(20)])
+        await _run_all(runner, [Episode(task, "tiny", n) for n in range(20)])
     assert len(runner.run.results()) < 20

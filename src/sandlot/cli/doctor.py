@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import sys
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -40,12 +41,13 @@ def _machine() -> list[Check]:
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     free = shutil.disk_usage(os.path.expanduser("~")).free / 2**30
     git = shutil.which("git")
-    return [
+    found = [
         Check("python", sys.version_info >= (3, 11), sys.version.split()[0], "install Python 3.11 or newer"),
         Check("machine", memory >= 4, f"{cores} cores, {memory:.0f} GiB memory", "use a machine with 4 GiB or more"),
         Check("disk", free >= 5, f"{free:.0f} GiB free at home", "free some space, or set XDG_CACHE_HOME"),
         Check("git", git is not None, git or "not found", "install git"),
     ]
+    return [replace(check, cure="") if check.ok else check for check in found]
 
 
 async def _rooms(sandbox: str, engine: str) -> list[Check]:

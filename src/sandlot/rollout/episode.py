@@ -38,7 +38,7 @@ work by running it. Leave your changes in the working tree."""
 
 
 @dataclass(frozen=True)
-class EpisodeSpec:
+class Episode:
     """One attempt at one task by one harness."""
 
     task: Task
@@ -86,7 +86,7 @@ class EpisodeRunner:
     layers: Mapping[str, tuple[Layer, ...]]
     progress: Progress
 
-    async def __call__(self, spec: EpisodeSpec) -> EpisodeResult:
+    async def __call__(self, spec: Episode) -> EpisodeResult:
         """Run the episode to its result row. What breaks on the way becomes a failure kind, never an exception;
         only a real cancellation from outside gets through."""
         for number in range(1, self.config.retries + 2):
@@ -112,7 +112,7 @@ class EpisodeRunner:
             return result
         raise AssertionError("the last try always returns")
 
-    async def _try(self, spec: EpisodeSpec, number: int, journal: JournalWriter) -> _Ended:
+    async def _try(self, spec: Episode, number: int, journal: JournalWriter) -> _Ended:
         ended = _Ended()
         task = asyncio.current_task()
         try:
@@ -128,7 +128,7 @@ class EpisodeRunner:
             ended.failure, ended.detail = FailureKind.INFRA_ERROR, f"{type(error).__name__}: {error}"
         return ended
 
-    async def _attempt(self, spec: EpisodeSpec, number: int, journal: JournalWriter, ended: _Ended) -> None:
+    async def _attempt(self, spec: Episode, number: int, journal: JournalWriter, ended: _Ended) -> None:
         phase, task = self.progress.phase, spec.task
         recorder = JournalRecorder(journal, lambda turns, tokens: self.progress.turn(spec.id, turns, tokens))
         session_id = f"{spec.id}.{number}"
@@ -162,7 +162,7 @@ class EpisodeRunner:
             ended.facts["calls"] = dict(opened.session.counters.calls)
             await self.gateway.delete(session_id)
 
-    async def _agent(self, spec: EpisodeSpec, sandbox: Sandbox, session: Session, api_key: str) -> ExecResult:
+    async def _agent(self, spec: Episode, sandbox: Sandbox, session: Session, api_key: str) -> ExecResult:
         """Run the CLI to its end; afterwards the session is sealed and nothing of the agent lives."""
         policy, harness = self.gateway.policy, self.harnesses[spec.harness]
         endpoint = Endpoint(
@@ -185,7 +185,7 @@ class EpisodeRunner:
             await session.seal(self.gateway.limits.drain)
             await self.gateway.stop_serving(served)
 
-    def _judge(self, spec: EpisodeSpec, session: Session, result: ExecResult) -> tuple[FailureKind | None, str]:
+    def _judge(self, spec: Episode, session: Session, result: ExecResult) -> tuple[FailureKind | None, str]:
         kind, detail = self.harnesses[spec.harness].failure(result)
         counters = session.counters
         last_delivered = not session.turns or session.turns[-1].id in session.delivered_turns
@@ -193,7 +193,7 @@ class EpisodeRunner:
             Evidence(counters.turns, last_delivered, counters.engine_error, counters.stopped_by, kind, detail)
         )
 
-    def _seal(self, spec: EpisodeSpec, journal: JournalWriter, ended: _Ended, number: int) -> dict[str, Any]:
+    def _seal(self, spec: Episode, journal: JournalWriter, ended: _Ended, number: int) -> dict[str, Any]:
         verdict, failure, detail = ended.verdict, ended.failure, ended.detail
         if verdict is not None and verdict.reward is None:
             failure, detail = verdict.failure, verdict.detail
@@ -219,12 +219,12 @@ class EpisodeRunner:
         )
         return self.run.complete(spec.id)
 
-    def _log(self, spec: EpisodeSpec, result: ExecResult) -> None:
+    def _log(self, spec: Episode, result: ExecResult) -> None:
         for stream, data in (("stdout", result.stdout), ("stderr", result.stderr)):
             if data:
                 self.run.log_path(spec.id, f"agent.{stream}").write_bytes(data)
 
-    async def _sandbox_spec(self, spec: EpisodeSpec) -> SandboxSpec:
+    async def _sandbox_spec(self, spec: Episode) -> SandboxSpec:
         image = spec.task.image
         return SandboxSpec(
             image=image,

@@ -16,7 +16,7 @@ from sandlot.errors import ConfigError, FailureKind, SandlotError
 from sandlot.gateway import Gateway, GatewayLimits
 from sandlot.grading.runtime import runtime_layers
 from sandlot.harness import HARNESSES, Harness
-from sandlot.rollout.episode import EpisodeRunner, EpisodeSpec
+from sandlot.rollout.episode import Episode, EpisodeRunner
 from sandlot.rollout.outcome import EpisodeResult
 from sandlot.rollout.policy import Say, policy_of
 from sandlot.rollout.progress import Progress
@@ -32,14 +32,14 @@ _ROOM = 512
 """Tokens of context an agent needs beyond its own first prompt."""
 
 
-def planned(config: RunConfig) -> tuple[list[Task], list[EpisodeSpec]]:
+def planned(config: RunConfig) -> tuple[list[Task], list[Episode]]:
     """The tasks of a run and its episodes; first attempts come first. `ConfigError` when a name fits no task."""
     tasks = load_tasks(config.tasks)
     if unknown := set(config.only) - {task.id for task in tasks}:
         raise ConfigError(f"there is no task called {sorted(unknown)[0]!r} in {config.tasks}")
     tasks = [task for task in tasks if not config.only or task.id in config.only]
     specs = [
-        EpisodeSpec(task, harness, attempt)
+        Episode(task, harness, attempt)
         for attempt in range(config.attempts)
         for harness in config.harness
         for task in tasks
@@ -82,11 +82,11 @@ async def rollout(config: RunConfig, out: Path, *, progress: Progress, say: Say)
         return [EpisodeResult.from_row(row) for row in run.results()]
 
 
-async def _run_all(runner: EpisodeRunner, specs: Sequence[EpisodeSpec]) -> None:
+async def _run_all(runner: EpisodeRunner, specs: Sequence[Episode]) -> None:
     slots = asyncio.Semaphore(concurrency_of(runner.config))
     finished: list[EpisodeResult] = []
 
-    async def one(spec: EpisodeSpec) -> None:
+    async def one(spec: Episode) -> None:
         async with slots:
             finished.append(await runner(spec))
         lost = [r for r in finished if r.failure is FailureKind.INFRA_ERROR]
