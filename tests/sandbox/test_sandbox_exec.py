@@ -76,6 +76,12 @@ async def test_stdin_is_given_and_ends(shared: LocalSandbox) -> None:
     assert (await shared.exec(["cat"])).stdout == b""
 
 
+async def test_the_streams_can_be_opened_by_name(shared: LocalSandbox) -> None:
+    for user in ("agent", "root"):
+        result = await shared.exec("echo a > /dev/stdout; echo b > /dev/stderr; cat /dev/stdin", user=user, stdin=b"c")
+        assert (result.stdout, result.stderr) == (b"a\nc", b"b\n")
+
+
 async def test_bytes_that_are_no_text(shared: LocalSandbox) -> None:
     result = await shared.exec(r"printf 'ok \377\360\237 end'")
     assert result.stdout == b"ok \xff\xf0\x9f end"

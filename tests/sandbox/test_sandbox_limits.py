@@ -2,15 +2,31 @@
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
 
 import pytest
+import pytest_asyncio
 
 from sandlot.errors import SandboxLostError
 from sandlot.sandbox import SandboxSpec
 from sandlot.sandbox.base import Limits
-from sandlot.sandbox.local import LocalBackend
+from sandlot.sandbox.local import LocalBackend, limits
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module", params=["best", "rlimits"])
+async def backend(request: pytest.FixtureRequest) -> AsyncIterator[LocalBackend]:
+    """With the best tier of this machine, and with the one that every machine has."""
+    made = LocalBackend()
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "rlimits":
+            patch.setattr(limits, "detect", lambda: limits.RLIMITS)
+        elif limits.detect() == limits.RLIMITS:
+            pytest.skip("no limit groups here")
+        await (await made.create(SandboxSpec())).kill()
+    yield made
+    await made.close()
 
 
 async def test_memory_of_one_process(backend: LocalBackend) -> None:

@@ -25,6 +25,7 @@ def plain_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pwd.struct_
         subprocess.run(["userdel", "--remove", name], check=False, capture_output=True)
 
 
+@pytest.mark.slow
 def test_the_suite_as_a_plain_user(plain_user: pwd.struct_passwd) -> None:
     here = Path(__file__).parent
     home = plain_user.pw_dir
@@ -46,7 +47,17 @@ def test_the_suite_as_a_plain_user(plain_user: pwd.struct_passwd) -> None:
     else:
         pytest.skip("no interpreter that a plain user may run has the test tools")
     rootdir = here.parents[1]
-    options = ["-q", "-p", "no:cacheprovider", "--rootdir", str(rootdir), "-c", str(rootdir / "pyproject.toml")]
+    options = [
+        "-q",
+        "-m",
+        "not slow",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        str(rootdir),
+        "-c",
+        str(rootdir / "pyproject.toml"),
+    ]
     result = run(python, "-m", "pytest", *options, "--basetemp", f"{home}/t", str(here))
     assert result.returncode == 0, result.stdout[-8000:] + result.stderr[-2000:]
     assert " passed" in result.stdout

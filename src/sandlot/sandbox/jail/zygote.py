@@ -15,7 +15,7 @@ import socket
 import sys
 from typing import Any, NoReturn
 
-from sandlot.sandbox.jail import cgroups, keeper, probe, tree, wire
+from sandlot.sandbox.jail import keeper, leftovers, probe, wire
 
 
 def main(control_fd: int, run_dir: str) -> None:
@@ -36,8 +36,7 @@ def main(control_fd: int, run_dir: str) -> None:
             os.close(fd)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _wait_for_all()
-    cgroups.remove_listed(os.path.join(run_dir, "groups"))
-    tree.remove(run_dir)
+    leftovers.remove_run(run_dir)
 
 
 def _child(control: socket.socket, op: bytes, body: dict[str, Any], fds: list[int]) -> NoReturn:

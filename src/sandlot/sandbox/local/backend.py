@@ -20,19 +20,23 @@ from typing import Any
 
 from sandlot.cache import cache_dir
 from sandlot.errors import SandboxError, SandboxUnavailableError
-from sandlot.sandbox.base import Check, SandboxSpec, Snapshot
-from sandlot.sandbox.jail import cgroups, tree, wire
+from sandlot.sandbox.base import AGENT_USER, Check, SandboxSpec, Snapshot
+from sandlot.sandbox.jail import cgroups, leftovers, tree, wire
 from sandlot.sandbox.local import image, limits, state
 from sandlot.sandbox.local.sandbox import LocalSandbox, boot
 
 AGENT_ID = 1000
 _BASE_ID = 0x53420000
 """First of the 65536 ids outside that a sandbox's ids are when the machine lets us map a range."""
-_SOURCE = Path(__file__).resolve().parents[3]
-_START = (
-    "import sys; sys.path.insert(0, sys.argv[1]); "
-    "from sandlot.sandbox.jail.zygote import main; main(int(sys.argv[2]), sys.argv[3])"
-)
+_PACKAGE = Path(__file__).resolve().parents[2]
+_START = """
+import sys, types
+for name, path in (("sandlot", sys.argv[1]), ("sandlot.sandbox", sys.argv[1] + "/sandbox")):
+    sys.modules[name] = types.ModuleType(name)  # the packages themselves would import much more than is needed
+    sys.modules[name].__path__ = [path]
+from sandlot.sandbox.jail.zygote import main
+main(int(sys.argv[2]), sys.argv[3])
+"""
 _SHM_BYTES = 1 << 30
 
 
@@ -112,10 +116,11 @@ class LocalBackend:
         self._layers.update(layers)
         self._stood_on[identity] = layers
         try:
-            sandbox = await boot(self._send, body, spec, facts, self._on_end)
+            owners = {"root": _BASE_ID, AGENT_USER: _BASE_ID + AGENT_ID} if machine.users == "range" else {}
+            sandbox = await boot(self._send, body, spec, facts, owners, self._on_end)
         except BaseException as error:
             if not isinstance(error, asyncio.CancelledError):
-                await asyncio.to_thread(state.remove_sandbox, self.run_dir / identity)
+                await asyncio.to_thread(leftovers.remove_sandbox, str(self.run_dir / identity))
             await asyncio.shield(self.release(self._stood_on.pop(identity)))
             raise
         self._sandboxes[identity] = sandbox
@@ -207,7 +212,7 @@ class LocalBackend:
         command = [sys.executable, "-I", "-S", "-X", "utf8", "-c", _START]
         with theirs:
             self._zygote = subprocess.Popen(
-                [*command, str(_SOURCE), str(theirs.fileno()), str(self.run_dir)],
+                [*command, str(_PACKAGE), str(theirs.fileno()), str(self.run_dir)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -287,7 +292,8 @@ class LocalBackend:
             name = before.image if isinstance(before, LocalSnapshot) else sandbox.spec.image
             snapshot = LocalSnapshot(self, (frozen, *stood_on), name)
             self._layers.update(snapshot.layers)
-        await asyncio.to_thread(state.remove_sandbox, self.run_dir / sandbox.id)
+        if state.present(self.run_dir / sandbox.id):  # the keeper was killed, or left the rest of a snapshot
+            await asyncio.to_thread(leftovers.remove_sandbox, str(self.run_dir / sandbox.id))
         await self.release(stood_on)
         return snapshot
 
@@ -314,7 +320,7 @@ class LocalBackend:
                 self._zygote.wait(30)
             self._zygote = None
         if self._lock_fd >= 0:
-            state.remove_run(self.run_dir)
+            leftovers.remove_run(str(self.run_dir))
             os.close(self._lock_fd)
             self._lock_fd = -1
         self._machine = None

@@ -1,4 +1,4 @@
-"""The `host` image: a skeleton root with the few files of /etc that programs need; /usr is mounted on it read-only."""
+"""The `host` image: a skeleton root with the few files of /etc that programs need; /usr is mounted read-only."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 
 _TREES = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
+_ETC_TREES = ("alternatives", "ssl/certs")
 _ETC = (
-    "alternatives",
     "bash.bashrc",
     "ca-certificates.conf",
     "crypto-policies",
@@ -31,7 +31,6 @@ _ETC = (
     "python3",
     "services",
     "shells",
-    "ssl/certs",
     "ssl/openssl.cnf",
     "terminfo",
     "timezone",
@@ -63,6 +62,10 @@ def make_skeleton(root: Path, owner: int | None) -> list[tuple[str, str]]:
     (root / "var/run").symlink_to("/run")
     for name in _ETC:
         _copy(Path("/etc") / name, root / "etc" / name)
+    for name in _ETC_TREES:
+        if (Path("/etc") / name).is_dir():
+            (root / "etc" / name).mkdir(parents=True, exist_ok=True)
+            binds.append((f"/etc/{name}", f"/etc/{name}"))
     for name, text in _WRITTEN.items():
         (root / "etc" / name).write_text(text)
     if owner is not None:

@@ -34,10 +34,11 @@ class LocalSandbox:
         facts: Mapping[str, Any],
         life: socket.socket,
         control: socket.socket,
+        owners: Mapping[str, int],
         on_end: Callable[[LocalSandbox, bool], Awaitable[Snapshot | None]],
     ) -> None:
         self.id, self.spec, self.facts = identity, spec, facts
-        self._life, self._control, self._on_end = life, control, on_end
+        self._life, self._control, self._owners, self._on_end = life, control, owners, on_end
         self._kills = 0
         self._reason: str | None = None
         self._end: asyncio.Task[Snapshot | None] | None = None
@@ -122,6 +123,9 @@ class LocalSandbox:
         err, err_write = os.pipe2(os.O_CLOEXEC)
         theirs = [out_write, err_write]
         try:
+            if user in self._owners:  # programs open /dev/stderr by name, which asks for the pipe's owner
+                for fd in theirs:
+                    os.fchown(fd, self._owners[user], -1)
             if stdin:
                 theirs.append(wire.memory_file(stdin, name="stdin"))
             channel = self._request(b"x", body, theirs)
@@ -335,10 +339,14 @@ async def boot(
     body: dict[str, Any],
     spec: SandboxSpec,
     facts: Mapping[str, Any],
+    owners: Mapping[str, int],
     on_end: Callable[[LocalSandbox, bool], Awaitable[Snapshot | None]],
     timeout: float = 60.0,
 ) -> LocalSandbox:
-    """Have the zygote fork a keeper, and wait until init is ready."""
+    """Have the zygote fork a keeper, and wait until init is ready.
+
+    `owners`: the ids outside of the users inside, where they differ from ours.
+    """
     life, life_theirs = wire.packet_pair()
     control, control_theirs = socket.socketpair()
     try:
@@ -360,7 +368,7 @@ async def boot(
                     f"this machine did not let the sandbox boot ({said}); `sandlot doctor` shows what is missing"
                 )
             raise SandboxError(f"the sandbox did not boot: {said}")
-        return LocalSandbox(body["id"], spec, {**facts, **answer["ready"]}, life, control, on_end)
+        return LocalSandbox(body["id"], spec, {**facts, **answer["ready"]}, life, control, owners, on_end)
     except TimeoutError as error:
         life.close()
         control.close()

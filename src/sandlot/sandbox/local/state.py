@@ -8,7 +8,7 @@ import secrets
 from pathlib import Path
 
 from sandlot.cache import locked
-from sandlot.sandbox.jail import cgroups, tree
+from sandlot.sandbox.jail import leftovers
 
 
 def open_run(parent: Path) -> tuple[Path, int]:
@@ -29,21 +29,9 @@ def start_time(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
 
 
-def remove_sandbox(directory: Path) -> None:
-    """Remove the limit groups and files of a dead sandbox."""
-    cgroups.remove_listed(str(directory / "groups"))
-    tree.remove(str(directory))
-
-
-def remove_run(run: Path) -> int:
-    """Remove all that a dead run left; how many sandboxes that were."""
-    removed = 0
-    for directory in run.iterdir() if run.is_dir() else ():
-        if (directory / "upper").is_dir():
-            remove_sandbox(directory)
-            removed += 1
-    remove_sandbox(run)
-    return removed
+def present(path: Path) -> bool:
+    """Whether anything is at `path`."""
+    return os.path.lexists(path)
 
 
 def sweep(parent: Path) -> int:
@@ -67,7 +55,7 @@ def sweep(parent: Path) -> int:
             except BlockingIOError:
                 continue
             else:
-                removed += remove_run(run)
+                removed += leftovers.remove_run(str(run))
             finally:
                 if fd >= 0:
                     os.close(fd)
