@@ -44,10 +44,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--threads", type=int, default=1, help="compute threads")
     parser.add_argument("--max-context", type=int, help="tokens of prompt and answer, at most the model's own limit")
     parser.add_argument("--max-running", type=int, default=32, help="sequences decoded together")
-    parser.add_argument("--cache-mb", type=int, default=2048, help="memory for keys and values, prefix cache included")
+    parser.add_argument(
+        "--cache-mb", type=int, default=_cache_mb(), help="memory for keys and values, prefix cache included"
+    )
     parser.add_argument("--delay", type=float, default=0.0, help="seconds a scripted answer takes")
     parser.add_argument("--with-parent", action="store_true", help="end when standard input is closed")
     return parser
+
+
+def _cache_mb() -> int:
+    """A quarter of the machine's memory, at most 8 GiB: the agents and graders beside it need the rest."""
+    return min(8192, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 22)
 
 
 def _load(args: argparse.Namespace) -> Backend:

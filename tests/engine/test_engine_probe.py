@@ -1,0 +1,97 @@
+"""The probe tells raw from processed logprobs, and neither from nonsense, on sharp, flat and noisy models."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sandlot.engine import EngineInfo, Generation, SamplingParams
+from sandlot.engine.probe import judge, probe
+from sandlot.errors import ConfigError, EngineEvidenceError
+
+VOCAB = 500
+
+
+class Model:
+    """An engine in memory whose logprobs are honest or wrong in one way."""
+
+    def __init__(self, mode: str, sharpness: float = 2.0, noise: float = 0.0, length: int = 32, seed: int = 0) -> None:
+        self.mode, self.noise, self.length = mode, noise, length
+        self.rng = np.random.default_rng(seed)
+        self.table = self.rng.standard_normal((VOCAB, VOCAB)) * sharpness
+        self.scores_given = True
+
+    def _logprobs(self, before: int, temperature: float) -> np.ndarray:
+        x = self.table[before] / temperature
+        return x - x.max() - np.log(np.exp(x - x.max()).sum())
+
+    async def info(self) -> EngineInfo:
+        return EngineInfo("memory", "m", 4096, "unknown", vocab_size=VOCAB)
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams, **_: Any) -> Generation:
+        ids, values, before = [], [], prompt_ids[-1]
+        for _ in range(min(self.length, sampling.max_tokens or 1)):
+            drawn = self._logprobs(before, sampling.temperature)
+            token = int(self.rng.choice(VOCAB, p=np.exp(drawn)))
+            raw = self._logprobs(before, 1.0)[token]
+            values.append(float({"processed": drawn[token], "raw": raw}.get(self.mode, drawn[token])))
+            ids.append(token)
+            before = token
+        if self.mode == "shifted":
+            values = [*values[1:], values[0]]
+        if self.mode == "constant":
+            values = [-0.01] * len(values)
+        if self.mode == "positive entropy":
+            values = [3 * v - 1 for v in values]
+        values = [min(v + self.noise * float(self.rng.standard_normal()), 0.0) for v in values]
+        return Generation(tuple(ids), tuple(values), "length")
+
+    async def score(self, token_ids: Sequence[int]) -> list[float]:
+        if not self.scores_given:
+            raise EngineEvidenceError("no scores")
+        pairs = itertools.pairwise(token_ids)
+        return [float(self._logprobs(a, 1.0)[b] + self.noise * self.rng.standard_normal()) for a, b in pairs]
+
+    async def close(self) -> None: ...
+
+
+WARM = SamplingParams(temperature=0.7)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("noise", [0.0, 0.02])
+@pytest.mark.parametrize("sharpness", [1.0, 2.0, 4.0])
+async def test_honest_engines_are_told_apart(sharpness: float, noise: float, seed: int) -> None:
+    for mode in ("processed", "raw"):
+        assert await probe(Model(mode, sharpness, noise, seed=seed), SamplingParams()) == mode
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("mode", ["shifted", "constant", "positive entropy"])
+async def test_logprobs_that_fit_nothing_are_refused(mode: str, seed: int) -> None:
+    with pytest.raises(EngineEvidenceError, match="neither"):
+        await probe(Model(mode, 3.0, seed=seed), SamplingParams())
+
+
+@pytest.mark.parametrize("sampling", [WARM, SamplingParams(top_p=0.9), SamplingParams(top_k=50)])
+async def test_raw_logprobs_are_refused_where_they_would_be_wrong(sampling: SamplingParams) -> None:
+    with pytest.raises(ConfigError, match="--logprobs-mode processed_logprobs"):
+        await probe(Model("raw"), sampling)
+    assert await probe(Model("processed"), sampling) == "processed"
+
+
+async def test_short_answers_are_repeated_until_there_is_enough() -> None:
+    assert await probe(Model("raw", length=6), SamplingParams()) == "raw"
+
+
+async def test_what_cannot_be_told_is_unknown() -> None:
+    certain = Model("processed", sharpness=200.0)
+    assert await probe(certain, WARM) == "unknown"
+    silent = Model("processed")
+    silent.scores_given = False
+    assert await probe(silent, WARM) == "unknown"
+    assert judge([], [], 0.7, None) == "unknown"
