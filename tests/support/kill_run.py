@@ -79,6 +79,7 @@ def forked(run: Callable[[], None]) -> int:
 
 
 def main(directory: Path) -> None:
+    os.fsync = lambda fd: None  # type: ignore[assignment]  # a place to be killed at; a kill loses nothing in the cache
     place = 0
     while True:
         place += 1

@@ -738,6 +738,21 @@ def test_a_journal_proves_its_own_samples_only() -> None:
         assert kind in {v.kind for v in audit_journal(content, samples).violations}
 
 
+def test_of_two_equal_answers_the_later_one_was_continued() -> None:
+    """The first was lost on its way, the retry gave the same tokens: only the retry is trained."""
+    s = SessionBuilder()
+    s.root((1, 2), (3,), delivered=False)
+    s.root((1, 2), (3,), delivered=False)
+    s.add((1, 2, 3, 4), (5,))
+    samples = linearize(s.turns, episode_id="e", group_id="g", reward=1.0)
+    assert [[span.turn_id for span in sample.spans] for sample in samples] == [["t1", "t2"]]
+    report = audit(s.turns, samples)
+    report.raise_for_violations()
+    assert report.undelivered == 1
+    swapped = [replace(samples[0], spans=(Span(2, "t0", 0, 1), samples[0].spans[1]))]
+    assert {v.kind for v in audit(s.turns, swapped).violations} == {"path", "untrained", "not_kept"}
+
+
 def test_sessions_that_give_no_samples_are_in_order_without_any() -> None:
     assert audit([], []).ok
     assert audit(good_session(), [], sealed=False).ok

@@ -144,6 +144,29 @@ def test_an_attempt_that_was_cut_off_is_set_aside_and_numbered(tmp_path: Path) -
         assert run.episode_ids() == ["a"]
 
 
+def test_an_attempt_set_aside_alone_is_no_episode(tmp_path: Path) -> None:
+    """Killed between setting the old journal aside and making the new one."""
+    with RunDir.create_or_continue(tmp_path, CONFIG) as run:
+        play(run, "a", session(0).turns[:2])
+        run.journal_path("a").rename(tmp_path / "episodes" / "a.1.aborted.jsonl.gz")
+        assert run.episode_ids() == []
+        assert run.state("a") is EpisodeState.ABSENT
+
+
+def test_a_damaged_journal_does_not_hold_up_the_others(tmp_path: Path) -> None:
+    with RunDir.create_or_continue(tmp_path, CONFIG) as run:
+        for episode in "abc":
+            play(run, episode, session(0).turns, SealedRecord(reward=1.0))
+        data = bytearray(run.journal_path("a").read_bytes())
+        data[-12] ^= 0xFF
+        run.journal_path("a").write_bytes(data)
+        with pytest.raises(JournalError, match=r"a\.jsonl\.gz is damaged at byte \d+.*move it away"):
+            run.recover()
+        assert [row["episode_id"] for row in run.results()] == ["b", "c"]
+        run.journal_path("a").unlink()
+        assert run.recover() == []
+
+
 @pytest.mark.parametrize("failure", ["aborted", "infra_error"])
 def test_an_episode_that_broke_has_a_row_and_no_sample(tmp_path: Path, failure: str) -> None:
     with RunDir.create_or_continue(tmp_path, CONFIG) as run:

@@ -244,7 +244,9 @@ def _body_size(data: bytes, at: int, path: Path) -> int:
     head = data[at : at + _HEADER]
     (size,) = struct.unpack_from("<I", head, len(_FIXED))
     if head != _header(size):
-        raise JournalError(f"{path} is damaged at byte {at}: no record begins here; restore the file from a copy")
+        raise JournalError(
+            f"{path} is damaged at byte {at}: no record begins here; restore it from a copy or move it away"
+        )
     return int(size)
 
 
@@ -257,7 +259,7 @@ def _records(data: bytes, path: Path) -> Iterator[tuple[Record, int]]:
             known = min(rest, len(_FIXED))
             if data[at : at + known] != _FIXED[:known]:
                 raise JournalError(
-                    f"{path} is damaged at byte {at}: no record begins here; restore the file from a copy"
+                    f"{path} is damaged at byte {at}: no record begins here; restore it from a copy or move it away"
                 )
             return
         size = _body_size(data, at, path)
@@ -272,6 +274,6 @@ def _records(data: bytes, path: Path) -> Iterator[tuple[Record, int]]:
                 raise ValueError("checksum differs")
             record = _decoder.decode(text)
         except (zlib.error, struct.error, ValueError, msgspec.MsgspecError) as e:
-            raise JournalError(f"{path} is damaged at byte {at}: {e}; restore the file from a copy") from e
+            raise JournalError(f"{path} is damaged at byte {at}: {e}; restore it from a copy or move it away") from e
         yield record, end
         at = end

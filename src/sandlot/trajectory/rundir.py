@@ -207,8 +207,21 @@ class RunDir:
             return self._results[episode_id]
 
     def recover(self) -> list[dict[str, Any]]:
-        """Complete every sealed episode that has no result row yet; returns the new rows."""
-        return [self.complete(i) for i in self.episode_ids() if self.state(i) is EpisodeState.SEALED]
+        """Complete every sealed episode that has no result row yet; returns the new rows.
+
+        A damaged journal does not keep the others from being completed; then `JournalError` names it.
+        """
+        rows: list[dict[str, Any]] = []
+        damaged: list[str] = []
+        for episode_id in self.episode_ids():
+            try:
+                if self.state(episode_id) is EpisodeState.SEALED:
+                    rows.append(self.complete(episode_id))
+            except JournalError as e:
+                damaged.append(str(e))
+        if damaged:
+            raise JournalError("; ".join(damaged))
+        return rows
 
     def audit(self, episode_id: str) -> AuditReport:
         """Prove the stored samples of a finished episode against its journal."""
