@@ -51,7 +51,10 @@ class Server:
         self.holding = asyncio.Event()
 
     async def generate(self, request: web.Request) -> web.Response:
-        self.asked.append(await request.json())
+        body = await request.json()
+        if not body and self.status == 200:
+            return web.Response(body=error("token_ids: field required"), status=400)
+        self.asked.append(body)
         self.headers.append(dict(request.headers))
         if self.hold is not None:
             self.holding.set()
@@ -163,6 +166,15 @@ async def test_an_answer_that_is_none_is_refused(server: tuple[Server, VllmEngin
     told.body = body
     with pytest.raises(EngineEvidenceError, match="refused"):
         await ask(client)
+
+
+async def test_a_server_without_the_endpoint_is_found_out_at_start(server: tuple[Server, VllmEngine]) -> None:
+    told, client = server
+    assert (await client.info()).extra["version"] == "0.32.0"
+    for status, says in ((403, "--enable-scale-out"), (404, "does not exist there")):
+        told.status = status
+        with pytest.raises(EngineError, match=says):
+            await client.info()
 
 
 async def test_two_choices_are_refused(server: tuple[Server, VllmEngine]) -> None:

@@ -69,7 +69,7 @@ class VllmEngine:
             raise EngineError(
                 f"{self.base_url}/v1/models does not say max_model_len: serve the model with vLLM", retryable=False
             )
-        version = _object(await self._json("GET", "/version")).get("version")
+        await self._require_endpoint()
         own = _object(entry.get("sandlot") or {})
         self._info = EngineInfo(
             name=own.get("engine", "vllm"),
@@ -78,9 +78,23 @@ class VllmEngine:
             logprobs_mode=own.get("logprobs_mode", "unknown"),
             weight_version=str(own.get("weight_version", "0")),
             vocab_size=own.get("vocab_size"),
-            extra={"version": version, "url": self.base_url},
+            extra={"version": await self._version(), "url": self.base_url},
         )
         return self._info
+
+    async def _require_endpoint(self) -> None:
+        """An empty request is refused for its body where the token endpoint is on, and for itself where it is not."""
+        status, raw = await self._request("POST", GENERATE, b"{}", {}, _SHORT)
+        if status in (401, 403, 404, 405):
+            raise self._failure(status, raw, 0)
+
+    async def _version(self) -> str | None:
+        """Routers in front of engines often have no version to tell."""
+        try:
+            version = _object(await self._json("GET", "/version")).get("version")
+        except EngineError:
+            return None
+        return str(version) if version else None
 
     @staticmethod
     def _parent_limit(entry: dict[str, Any], entries: Sequence[dict[str, Any]]) -> Any:
