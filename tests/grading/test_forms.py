@@ -10,7 +10,7 @@ import pytest
 from sandlot.errors import FailureKind
 from sandlot.grading import grade
 from sandlot.sandbox import SandboxBackend
-from sandlot.tasks import CommandGrading, Repository, ScriptGrading, SweProGrading, Task
+from sandlot.tasks import CommandGrading, PytestGrading, Repository, ScriptGrading, SweProGrading, Task
 from support.cheats import (
     BASE,
     FAIL_TO_PASS,
@@ -98,6 +98,30 @@ async def test_a_command_without_pytest_is_judged_by_its_status(backend: Sandbox
     task = calc_task(CommandGrading(command))
     assert (await grade(task, calc_patch({"calc/core.py": FIXED}), backend)).reward == 1.0
     assert (await grade(task, b"", backend)).reward == 0.0
+
+
+async def test_tests_that_are_called_otherwise(backend: SandboxBackend) -> None:
+    """The control tests are collected by the repository's own naming rules."""
+    files = {"checks/check_core.py": b"from calc import add\n\n\ndef check_add():\n    assert add(2, 3) == 5\n"}
+    grading = PytestGrading(files, ("checks/check_core.py::check_add",), timeout=60.0)
+    pyproject = '[tool.pytest.ini_options]\npython_functions = ["check_*"]\npython_files = ["check_*.py"]\n'
+    task = calc_task(grading, setup=(f"printf '{pyproject}' > pyproject.toml".replace("\n", "\\n"),))
+    assert (await grade(task, calc_patch({"calc/core.py": FIXED}).diff, backend)).reward == 1.0
+    assert (await grade(task, b"", backend)).reward == 0.0
+
+
+async def test_a_patch_that_makes_all_tests_disappear_earns_0(backend: SandboxBackend) -> None:
+    """Nothing is reported with it, but much without it."""
+    verdict = await grade(calc_task(), calc_patch(at_import("raise SystemExit(0)")), backend)
+    assert (verdict.reward, verdict.failure) == (0.0, None)
+    assert verdict.evidence["base"]["reported"] > 0
+
+
+async def test_a_base_whose_runner_cannot_start_is_ungraded(backend: SandboxBackend) -> None:
+    task = calc_task(setup=("printf '[pytest]\\naddopts = --no-such-option\\n' > pytest.ini",))
+    for patch in (b"", calc_patch({"calc/core.py": FIXED}).diff):
+        verdict = await grade(task, patch, backend)
+        assert (verdict.reward, verdict.failure) == (None, FailureKind.GRADER_ERROR)
 
 
 async def test_nothing_parsed_is_ungraded_and_not_0(backend: SandboxBackend) -> None:

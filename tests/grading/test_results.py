@@ -4,11 +4,13 @@ import json
 
 import pytest
 
-from sandlot.grading.names import match
+from sandlot.errors import GradingError
+from sandlot.grading.names import match, required_tests
 from sandlot.grading.protect import reverted, test_roots
 from sandlot.grading.verdict import Verdict
 from sandlot.grading.witness import CONTROL_TESTS, control_source, doubts, read_report, without_controls
 from sandlot.sandbox import ExecResult
+from sandlot.tasks import PytestGrading, SweProGrading
 from sandlot.workspace.git import Change, Entry
 
 NONCE = "5" * 32
@@ -38,6 +40,12 @@ def test_trailing_blanks_do_not_count_and_the_worst_of_two_does() -> None:
     assert match(["a ", "b"], {"a": "passed", "b ": "passed", "b": "failed"})[0] == {"a ": "passed", "b": "failed"}
 
 
+@pytest.mark.parametrize("grading", [PytestGrading({}, ()), SweProGrading("", "", (), ())])
+def test_a_task_that_requires_nothing_cannot_be_graded(grading: PytestGrading | SweProGrading) -> None:
+    with pytest.raises(GradingError, match="names no test"):
+        required_tests(grading)
+
+
 def channel(*events: dict[str, object], nonce: str = NONCE) -> bytes:
     return b"".join(f"\n{nonce} {json.dumps(event)}\n".encode() for event in events)
 
@@ -46,7 +54,9 @@ def honest(control: str = "c.py", ran: int | None = None) -> list[dict[str, obje
     tests = [{"event": "test", "session": "s", "id": "t.py::a", "result": "passed", "text": ""}]
     for name, must_pass in CONTROL_TESTS.items():
         result = "passed" if must_pass else "failed"
-        tests.append({"event": "test", "session": "s", "id": f"{control}::test_{name}", "result": result, "text": ""})
+        tests.append(
+            {"event": "test", "session": "s", "id": f"{control}::test_a_control_{name}", "result": result, "text": ""}
+        )
     ids = [test["id"] for test in tests][:ran]
     return [
         {"event": "hello", "python": "3", "pytest": "8"},
@@ -79,7 +89,7 @@ def test_an_honest_run_is_believed() -> None:
         (channel(*honest()) + b"PASSED t.py::a\n", 1, "something else wrote"),
         (channel(*honest()) + channel({"event": "end", "status": 1}, nonce="6" * 32), 1, "something else wrote"),
         (channel(*honest()) + f"{NONCE} junk\n".encode(), 1, "something else wrote"),
-        (channel(*honest(control="d.py")), 1, "reported as missing"),
+        (channel(*honest(control="d.py")), 1, "is missing"),
         (channel(*[{**e, "result": "passed"} if "result" in e else e for e in honest()]), 1, "reported as passed"),
         (b"", 0, "ended before"),
     ],
@@ -89,10 +99,12 @@ def test_what_an_honest_run_cannot_show_is_doubted(stdout: bytes, exit_code: int
 
 
 def test_control_tests_carry_the_names_of_required_ones() -> None:
-    source = control_source(["test_add", "test_add", "TestX", "test_fails", "a b"]).decode()
-    assert source.count("def test_add()") == 1
-    assert source.count("def test_fails()") == 1
+    source = control_source(["check_add", "check_add", "TestX", "test_fails", "a b", "def"]).decode()
+    names = [line[4:-3] for line in source.splitlines() if line.startswith("def ")]
+    assert names == [*(f"check_add_control_{n}" for n in ("fails", "holds", "raises", "expects", "compares")),
+                     "check_add", "TestX", "test_fails"]  # fmt: skip
     compile(source, "control", "exec")
+    compile(control_source([]), "control", "exec")
 
 
 @pytest.mark.parametrize("reward", [float("nan"), float("inf"), 1.5, -0.5])
@@ -117,7 +129,8 @@ def taken_back(path: str, old: bytes | None = None, new: bytes | None = b"new") 
     "path",
     ["tests/unit/test_a.py", "tests/helpers.py", "tests/new/x.txt", "tests", "src/pkg/test_inner.py", "src/pkg", "src",
      "conftest.py", "src/conftest.py", "pytest.ini", "a/.pytest.ini", "sitecustomize.py", "x.pth", "p.egg-info/x",
-     "q.dist-info/entry_points.txt", "pytest.py", "_pytest/x.py", "lib/pluggy/__init__.py", "data/a.json", "golden/x"],
+     "q.dist-info/entry_points.txt", "pytest.py", "_pytest/x.py", "lib/pluggy/__init__.py", "data/a.json", "golden/x",
+     "a/__pycache__/b.pyc"],
 )  # fmt: skip
 def test_what_a_patch_may_not_decide(path: str) -> None:
     assert taken_back(path)

@@ -318,6 +318,29 @@ def test_what_cannot_be_cut_below_the_cap_is_an_error_and_not_an_empty_patch(
         captured(source, work, max_bytes=1000)
 
 
+def test_huge_files_are_never_held_in_memory(
+    source: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sandlot.workspace.snapshot.FILE_LIMIT", 1000)
+    work = checkout(source, tmp_path / "work")
+    write(work, {"huge.txt": "x" * 1001, "huge.log": "x" * 1001, "fits.txt": "x" * 1000})
+    patch, _ = captured(source, work)
+    assert (patch.files, patch.omitted) == (("fits.txt",), ("huge.txt",))
+    write(work, {"a.py": "x" * 1001})
+    with pytest.raises(CaptureError, match=r"a\.py of the base"):
+        patch_of_tar(tar_of(work), prepared(source))
+
+
+def test_a_huge_file_of_the_base_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    origin = repository(tmp_path / "origin", {"huge.txt": "x" * 5000, "a.py": "a\n"})
+    source = Repository(fast_export=stream(origin, tmp_path / "repo.fi"), base="base")
+    work = checkout(source, tmp_path / "work")
+    monkeypatch.setattr("sandlot.workspace.snapshot.FILE_LIMIT", 1000)
+    write(work, {"a.py": "b\n"})
+    patch, files = captured(source, work)
+    assert (patch.files, patch.omitted, len(files["huge.txt"])) == (("a.py",), (), 5000)
+
+
 def test_a_submodule_of_the_base_is_captured_with_its_prefix(tmp_path: Path) -> None:
     inner = repository(tmp_path / "inner", {"x.py": "x\n"})
     outer = repository(tmp_path / "outer", {"a.py": "a\n"})

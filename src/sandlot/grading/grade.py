@@ -56,6 +56,7 @@ async def grade(
         "patch": diff[:_PATCH_SHOWN].decode("utf-8", "backslashreplace"),
         "patch_bytes": len(diff),
         "patch_sha256": hashlib.sha256(diff).hexdigest(),
+        "patch_omitted": list(patch.omitted) if isinstance(patch, Patch) else [],
     }
     form = _FORMS.get(type(task.grading)) or str(getattr(task.grading, "form", type(task.grading).__name__))
     evidence["form"] = form

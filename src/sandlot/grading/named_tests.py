@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 
 from sandlot.grading.bench import Bench, NothingReportedError
-from sandlot.grading.names import PASSED, match
+from sandlot.grading.names import PASSED, match, required_tests
 from sandlot.grading.verdict import Verdict
 from sandlot.grading.witness import doubts, without_controls
 from sandlot.tasks.task import PytestGrading
@@ -19,7 +19,7 @@ async def grade_pytest(bench: Bench) -> Verdict:
     """
     grading = bench.task.grading
     assert isinstance(grading, PytestGrading)
-    required = [*grading.fail_to_pass, *grading.pass_to_pass]
+    required = required_tests(grading)
     files = list(dict.fromkeys(name.partition("::")[0] for name in required))
     await bench.put_hidden(grading.files, files)
     names = [function_of(name) for name in required]

@@ -14,7 +14,7 @@ _RUNNER_FILES = (
     "conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "sitecustomize.py", "usercustomize.py",
     "*.pth", "*.egg-link", "pyvenv.cfg",
 )  # fmt: skip
-_RUNNER_DIRECTORIES = ("*.egg-info", "*.dist-info")
+_RUNNER_DIRECTORIES = ("*.egg-info", "*.dist-info", "__pycache__")
 _RUNNER_MODULES = frozenset({"pytest", "_pytest", "pluggy", "iniconfig", "sandlot_witness"})
 _TEST_DIRECTORIES = frozenset({"test", "tests"})
 

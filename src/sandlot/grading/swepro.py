@@ -9,7 +9,7 @@ from typing import Any
 from sandlot.errors import GradingError
 from sandlot.grading.bench import Bench, NothingReportedError
 from sandlot.grading.command import interrupted
-from sandlot.grading.names import PASSED, match, worst
+from sandlot.grading.names import PASSED, match, required_tests, worst
 from sandlot.grading.verdict import Verdict
 from sandlot.grading.witness import Report
 from sandlot.tasks.task import SweProGrading
@@ -40,7 +40,7 @@ async def grade_swepro(bench: Bench) -> Verdict:
     stdout, _, stderr = result.stderr.rpartition(f"\n{parting}\n".encode())
     await bench.sandbox.kill_processes()
     parsed = await _parse(bench, grading, place, stdout, stderr)
-    required = [*grading.fail_to_pass, *grading.pass_to_pass]
+    required = required_tests(grading)
     tests, repairs = match(required, parsed)
     bench.evidence["repairs"], bench.evidence["parsed"] = repairs, parsed
     bench.evidence["reported"] = len(parsed)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
+import keyword
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sandlot.grading.names import ERROR, PASSED, worst
+from sandlot.grading.names import ERROR, FAILED, PASSED, worst
 from sandlot.sandbox import ExecResult
 
 CONTROL_TESTS = {"fails": False, "raises": False, "expects": False, "compares": False, "holds": True}
@@ -18,39 +18,25 @@ CONTROL_TESTS = {"fails": False, "raises": False, "expects": False, "compares": 
 def control_source(names: Iterable[str]) -> bytes:
     """A test file whose tests must fail (and one that must pass) whatever the code under test does.
 
-    Each of `names`, the plain function names of required tests, is among the failing ones, so that a patched runner
-    which lets tests pass by their name lets these pass too.
+    `names` are the plain function names of required tests. Each is among the failing ones, so that a patched runner
+    that lets tests pass by their name lets these pass too; and the control tests begin like the first of them, so that
+    they are collected where tests are called otherwise than `test_…`.
     """
-    functions = [name for name in names if re.fullmatch(r"test\w*", name) and name not in _CONTROL_NAMES]
-    copies = "".join(f"\n\ndef {name}():\n    assert 0 == 1\n" for name in dict.fromkeys(functions))
-    return (_CONTROL_SOURCE + copies).encode()
+    functions = [name for name in dict.fromkeys(names) if name.isidentifier() and not keyword.iskeyword(name)]
+    prefix = functions[0] if functions else "test"
+    bodies = {f"{prefix}_{_CONTROL}_{name}": body for name, body in _CONTROL_BODIES.items()}
+    bodies.update(dict.fromkeys(functions, "assert 0 == 1"))
+    return ("import pytest\n" + "".join(f"\n\ndef {name}():\n    {body}\n" for name, body in bodies.items())).encode()
 
 
-_CONTROL_SOURCE = """\
-import pytest
-
-
-def test_fails():
-    assert False
-
-
-def test_holds():
-    assert True
-
-
-def test_raises():
-    raise ValueError("expected")
-
-
-def test_expects():
-    with pytest.raises(KeyError):
-        pass
-
-
-def test_compares():
-    assert [1, 2] == [1, 3]
-"""
-_CONTROL_NAMES = frozenset(f"test_{name}" for name in CONTROL_TESTS)
+_CONTROL = "control"
+_CONTROL_BODIES = {
+    "fails": "assert False",
+    "holds": "assert True",
+    "raises": 'raise ValueError("expected")',
+    "expects": "with pytest.raises(KeyError):\n        pass",
+    "compares": "assert [1, 2] == [1, 3]",
+}
 
 
 @dataclass(frozen=True)
@@ -140,15 +126,13 @@ def doubts(report: Report, result: ExecResult, controls: Iterable[str]) -> list[
             found.append(f"the session {session} collected {report.collected.get(session, 0)} tests, "
                          f"but {report.reported.get(session, 0)} reported")  # fmt: skip
     for file in controls:
-        for name, must_pass in CONTROL_TESTS.items():
-            result_of = next(
-                (r for n, r in report.tests.items() if _is_in(n, file) and n.endswith(f"::test_{name}")), ""
-            )
-            if not must_pass and result_of not in ("failed", ERROR):
-                found.append(f"the control test {name!r}, which must fail, is reported as {result_of or 'missing'}")
-        for name, outcome in report.tests.items():
-            if _is_in(name, file) and outcome == PASSED and not name.endswith("::test_holds"):
-                found.append(f"the control test {name!r}, which must fail, is reported as passed")
+        mine = {name: outcome for name, outcome in report.tests.items() if _is_in(name, file)}
+        for control, must_pass in CONTROL_TESTS.items():
+            if not must_pass and not any(name.endswith(f"_{_CONTROL}_{control}") for name in mine):
+                found.append(f"the control test {control!r}, which must fail, is missing")
+        for name, outcome in mine.items():
+            if outcome not in (FAILED, ERROR) and not name.endswith(f"_{_CONTROL}_holds"):
+                found.append(f"the control test {name!r}, which must fail, is reported as {outcome}")
     return list(dict.fromkeys(found))
 
 

@@ -12,7 +12,7 @@ from sandlot.sandbox import Sandbox
 from sandlot.workspace.git import Entry, GitError, Store
 from sandlot.workspace.patch import Patch
 from sandlot.workspace.prepare import GIT_NAMES, Prepared
-from sandlot.workspace.snapshot import ignored, read_tar, spool
+from sandlot.workspace.snapshot import FILE_LIMIT, ignored, read_tar, spool
 
 PATCH_LIMIT = 16 << 20
 """Default cap of a patch in bytes."""
@@ -39,17 +39,24 @@ async def capture(sandbox: Sandbox, prepared: Prepared, *, workdir: str, max_byt
 
 
 def patch_of_tar(tar: IO[bytes], prepared: Prepared, max_bytes: int = PATCH_LIMIT) -> Patch:
-    """The patch from the prepared base to the files in `tar`. Over `max_bytes` the biggest new binaries are left out
-    first and named in `omitted`; when that does not help it is a `CaptureError`. Blocking."""
+    """The patch from the prepared base to the files in `tar`.
+
+    Over `max_bytes` the biggest new binaries are left out first and named in `omitted`, as is any new file larger than
+    `FILE_LIMIT`; when that does not help it is a `CaptureError`. Blocking.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         store = Store.create(Path(scratch) / "store", alternate=prepared.store)
         index = Path(scratch) / "index"
-        found = read_tar(store, tar, prepared.entries)
-        left_out = ignored(prepared.store, prepared.entries, [p for p in found if p not in prepared.entries])
+        oversized: list[bytes] = []
+        found = read_tar(store, tar, prepared.entries, oversized=oversized)
+        new = [path for path in (*found, *oversized) if path not in prepared.entries]
+        left_out = ignored(prepared.store, prepared.entries, new)
+        if grown := [path for path in oversized if path in prepared.entries]:
+            raise CaptureError(f"{_name(grown[0])} of the base has become larger than {FILE_LIMIT} bytes")
         final = {path: entry for path, entry in found.items() if path not in left_out}
         tree = store.write_tree(final, index)
         diff = store.diff(prepared.base_tree, tree)
-        omitted: list[bytes] = []
+        omitted = [path for path in oversized if path not in left_out]
         if len(diff) > max_bytes:
             candidates = _new_binaries(store, {p: e for p, e in final.items() if p not in prepared.entries})
             while len(diff) > max_bytes and candidates:

@@ -55,16 +55,15 @@ def built(repository: Repository) -> BuiltRepository:
     """Build the repository, or take it from the cache. Blocking."""
     home = cache_dir() / "workspaces"
     place = home / _digest(repository)
-    with locked(home / f"{place.name}.lock"):
-        if not (place / "base").exists():
-            home.mkdir(parents=True, exist_ok=True)
-            scratch = Path(tempfile.mkdtemp(dir=home, prefix=".making-"))
-            try:
-                _build(repository, scratch)
-                shutil.rmtree(place, ignore_errors=True)
-                scratch.rename(place)
-            finally:
-                shutil.rmtree(scratch, ignore_errors=True)
+    if not place.is_dir():
+        with locked(home / f"{place.name}.lock"):
+            if not place.is_dir():
+                scratch = Path(tempfile.mkdtemp(dir=home, prefix=".making-"))
+                try:
+                    _build(repository, scratch)
+                    scratch.rename(place)
+                finally:
+                    shutil.rmtree(scratch, ignore_errors=True)
     commit, tree = (place / "base").read_text().split()
     return BuiltRepository(place / "repository.tar", Store(place / "store"), commit, tree)
 

@@ -39,8 +39,17 @@ async def spool(stream: AsyncIterator[bytes]) -> IO[bytes]:
     return file
 
 
-def read_tar(store: Store, tar: IO[bytes], known: Entries) -> dict[bytes, Entry]:
+FILE_LIMIT = 64 << 20
+"""Files larger than this, in bytes, are never held in memory."""
+
+
+def read_tar(
+    store: Store, tar: IO[bytes], known: Entries, *, oversized: list[bytes] | None = None
+) -> dict[bytes, Entry]:
     """Hash every regular file and link of a tar into `store`; path → entry.
+
+    With `oversized` files above `FILE_LIMIT` are only hashed: one that is not in `known` as it is is left out, and its
+    path is added to the list.
 
     Whatever lies in a directory called `.git` (in any spelling of case) is left out, as is a file of that name, so
     nested repositories and submodules are plain files. Blobs of `known` are in the store already. Empty directories
@@ -61,6 +70,13 @@ def read_tar(store: Store, tar: IO[bytes], known: Entries) -> dict[bytes, Entry]
             elif member.isreg():
                 file = archive.extractfile(member)
                 assert file is not None
+                if oversized is not None and member.size > FILE_LIMIT:
+                    same = known.get(path)
+                    if same is not None and same.blob == _hash(file, member.size):
+                        found[path] = Entry("100755" if member.mode & 0o100 else "100644", same.blob)
+                    else:
+                        oversized.append(path)
+                    continue
                 mode, data = ("100755" if member.mode & 0o100 else "100644"), file.read()
             else:
                 continue
@@ -70,6 +86,14 @@ def read_tar(store: Store, tar: IO[bytes], known: Entries) -> dict[bytes, Entry]
                 have.add(blob)
             found[path] = Entry(mode, blob)
     return found
+
+
+def _hash(file: IO[bytes], size: int) -> str:
+    """The id of a blob, read in pieces."""
+    digest = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
+    while piece := file.read(1 << 20):
+        digest.update(piece)
+    return digest.hexdigest()
 
 
 def _clean(name: str) -> bytes | None:
