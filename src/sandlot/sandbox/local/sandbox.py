@@ -334,6 +334,14 @@ def _read(fd: int, max_bytes: int, *, close: bool = False) -> bytes:
             os.close(fd)
 
 
+def _boot_cure(said: str) -> str:
+    if "mount proc" in said:
+        return "its container masks /proc: start that with `--security-opt systempaths=unconfined`"
+    if "Read-only file system" in said:
+        return "mount layers and put the workdir where the image is writable, for instance below /opt"
+    return "run as root, or on a machine that allows it"
+
+
 async def boot(
     zygote: Callable[[dict[str, Any], Sequence[int]], None],
     body: dict[str, Any],
@@ -363,10 +371,8 @@ async def boot(
             said = (answer or {}).get("error", "its keeper died")
             while answer is not None:  # the end of the channel: the keeper has cleaned up
                 answer, _ = await aio.packet(life, timeout)
-            if code in (errno.EPERM, errno.ENOSPC, errno.EACCES, errno.EINVAL):
-                raise SandboxUnavailableError(
-                    f"this machine did not let the sandbox boot ({said}); `sandlot doctor` shows what is missing"
-                )
+            if code in (errno.EPERM, errno.ENOSPC, errno.EACCES, errno.EINVAL, errno.EROFS, errno.ENOTDIR):
+                raise SandboxUnavailableError(f"the sandbox cannot boot here ({said}); {_boot_cure(said)}")
             raise SandboxError(f"the sandbox did not boot: {said}")
         return LocalSandbox(body["id"], spec, {**facts, **answer["ready"]}, life, control, owners, on_end)
     except TimeoutError as error:
