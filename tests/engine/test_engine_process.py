@@ -16,6 +16,7 @@ from sandlot.engine import SamplingParams
 from sandlot.engine.process import EngineProcess, default_threads
 from sandlot.engine.vllm import VllmEngine
 from sandlot.errors import EngineError
+from support.engines import until_running
 from support.toy_model import make_toy_model
 
 
@@ -110,9 +111,9 @@ async def test_it_dies_with_a_parent_that_is_killed(toy: Path) -> None:
 async def test_stopping_does_not_wait_for_what_runs(toy: Path) -> None:
     async with EngineProcess(toy) as engine:
         client = VllmEngine(engine.url)
-        sampling = SamplingParams(max_tokens=100_000)
+        sampling = SamplingParams(max_tokens=100_000, top_k=1)  # it never ends by itself
         task = asyncio.ensure_future(client.generate([1, 2], sampling, request_id="r", session_id="s"))
-        await asyncio.sleep(0.2)
+        await until_running(engine.url, lambda n: n == 1)
         async with asyncio.timeout(4):
             await engine.stop()
         with pytest.raises(EngineError):
