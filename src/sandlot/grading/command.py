@@ -67,6 +67,8 @@ def session_fault(report: Report) -> str:
         return ""
     if report.stray:
         return "something else wrote to the result channel"
+    if report.broken:
+        return f"the test runner was changed while it ran: {report.broken[0]}"
     for session, status in report.sessions.items():
         if status is None:
             return f"the test session {session} did not finish"

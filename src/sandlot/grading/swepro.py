@@ -56,6 +56,8 @@ async def grade_swepro(bench: Bench) -> Verdict:
     not_passed = [name for name, outcome in tests.items() if outcome != PASSED]
     if not detail and broken:
         detail = f"the test session {broken[0]} did not finish"
+    if not detail and report.broken:
+        detail = f"the test runner was changed while it ran: {report.broken[0]}"
     if not detail and not_passed:
         detail = f"{len(not_passed)} of {len(tests)} required tests did not pass"
     return Verdict(0.0 if detail else 1.0, detail=detail, tests=tests, evidence=bench.evidence)

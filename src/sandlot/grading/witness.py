@@ -46,7 +46,7 @@ class Report:
     `started` is false when the worker did not even come to the code under test: that is nobody's doing but ours.
     `stray` are bytes on the channel that the worker did not write. `tests` maps test names to results, `errors` files
     that could not be collected to the reason. `foreign_skips` are tests or files that something outside of their own
-    file made pytest skip.
+    file made pytest skip; `broken` are functions of the test runner that were changed while it ran.
     """
 
     started: bool = False
@@ -55,6 +55,7 @@ class Report:
     texts: dict[str, str] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
     foreign_skips: list[str] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)
     sessions: dict[str, int | None] = field(default_factory=dict)
     collected: dict[str, int] = field(default_factory=dict)
     reported: dict[str, int] = field(default_factory=dict)
@@ -101,6 +102,8 @@ def _take(report: Report, facts: dict[str, Any], event: dict[str, Any]) -> None:
             report.reported[session] = report.reported.get(session, 0) + 1
             if event["text"]:
                 report.texts[name] = str(event["text"])
+        case "broken":
+            report.broken.extend(str(name) for name in event["names"])
         case "foreign_skip":
             report.foreign_skips.append(str(event["id"]))
         case "finish":
@@ -115,6 +118,8 @@ def doubts(report: Report, result: ExecResult, controls: Iterable[str]) -> list[
     found = []
     if report.stray:
         found.append("something else wrote to the result channel")
+    if report.broken:
+        found.append(f"the test runner was changed while it ran: {report.broken[0]}")
     if report.ended is None:
         found.append("the run ended before the test runner did")
     elif result.exit_code != report.ended:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import types
 
 import pytest
 
@@ -36,6 +37,60 @@ class Channel:
             data = data[self._write(self._fd, data) :]
 
 
+class Seal:
+    """The functions that make up the test runner, remembered so that a change of one is seen."""
+
+    def __init__(self, config):
+        self._config = config
+        self._functions, self._keys = [], []
+        for owner, module in self._owners():
+            keys = set()
+            for key, value in list(vars(owner).items()):
+                function = _function(value)
+                if function is None or (owner is module and function.__module__ != module.__name__):
+                    continue
+                keys.add(key)
+                self._functions.append((owner, key, value, function, function.__code__))
+            if owner is not module:
+                self._keys.append((owner, keys))
+        self._plugins = {id(plugin) for plugin in config.pluginmanager.get_plugins()}
+
+    @staticmethod
+    def _owners():
+        for name, module in list(sys.modules.items()):
+            if name.partition(".")[0] in ("_pytest", "pluggy", "sandlot_witness") or name == "unittest.case":
+                yield module, module
+                for value in list(vars(module).values()):
+                    if isinstance(value, type) and value.__module__ == name:
+                        yield value, module
+
+    def broken(self):
+        """What is not as it was, by name."""
+        found = []
+        for owner, key, value, function, code in self._functions:
+            if vars(owner).get(key) is not value or function.__code__ is not code:
+                found.append("%s.%s" % (owner.__name__, key))  # noqa: UP031
+        for owner, keys in self._keys:
+            found += [owner.__name__ + "." + k for k, v in list(vars(owner).items()) if k not in keys and _function(v)]
+        for plugin in self._config.pluginmanager.get_plugins():
+            place = getattr(plugin, "__name__", type(plugin).__module__)
+            if id(plugin) not in self._plugins and not place.startswith("_pytest.") and not _is_conftest(plugin):
+                found.append("the plugin " + str(place))
+        return found
+
+
+def _function(value):
+    if isinstance(value, (classmethod, staticmethod)):
+        value = value.__func__
+    elif isinstance(value, property):
+        value = value.fget
+    return value if isinstance(value, types.FunctionType) else None
+
+
+def _is_conftest(plugin):
+    return os.path.basename(getattr(plugin, "__file__", None) or "") == "conftest.py"
+
+
 class Witness:
     """A pytest plugin: which tests were collected, what became of each, and how the session ended."""
 
@@ -43,6 +98,15 @@ class Witness:
         self._channel, self._session, self._keep, self._path = channel, session, keep, path
         self._phases = {}
         self._raised = set()
+        self._seal = None
+        self._codes = {}
+
+    def check(self):
+        """Tell, once, when the runner is not what it was at the start."""
+        broken = self._seal.broken() if self._seal is not None else []
+        if broken:
+            self._seal = None
+            self.send("broken", names=broken[:20])
 
     def send(self, kind, **event):
         self._channel.send(event=kind, session=self._session, **event)
@@ -54,8 +118,9 @@ class Witness:
             sys.path.insert(0, self._path)
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionstart(self):
+    def pytest_sessionstart(self, session):
         self.send("start")
+        self._seal = Seal(session.config)
 
     def pytest_collectreport(self, report):
         if report.failed:
@@ -76,9 +141,13 @@ class Witness:
                 config.hook.pytest_deselected(items=left)
             items[:] = chosen
         self.send("collected", ids=[item.nodeid for item in items])
+        self._codes = {item: _code_of(item) for item in items}
+        self.check()
 
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem):
+        if _code_of(pyfuncitem) is not self._codes.get(pyfuncitem):
+            self.send("broken", names=[pyfuncitem.nodeid])
         outcome = yield
         if outcome.excinfo is not None:
             self._raised.add(pyfuncitem.nodeid)
@@ -89,6 +158,7 @@ class Witness:
         phases[report.when] = report
         if report.when != "teardown":
             return
+        self.check()
         result = self._result(report.nodeid, phases)
         failing = [str(p.longrepr) for p in phases.values() if p.longrepr is not None and not p.passed]
         duration = sum(p.duration for p in phases.values())
@@ -111,7 +181,14 @@ class Witness:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session, exitstatus):
+        self.check()
         self.send("finish", status=int(exitstatus), ran=session.testscollected)
+
+
+def _code_of(item):
+    """The code of the function that a test item runs, or nothing for items that run none."""
+    function = getattr(item, "_obj", None)
+    return getattr(getattr(function, "__func__", function), "__code__", None)
 
 
 def _from_elsewhere(report):
