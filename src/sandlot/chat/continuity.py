@@ -9,8 +9,10 @@ agent, its sub-agents, side calls, a compacted history) finds its own turn, what
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from sandlot.chat.messages import CallStatus, Message, Tool, canonical_json, digest, tools_digest
 
@@ -153,6 +155,19 @@ def _edited(message: Message, own: _Own) -> str | None:
             continue  # clients rewrite calls they could not run in ways of their own
         if sent.name != came.name:
             return "renamed call"
-        if canonical_json(sent.arguments) != canonical_json(came.arguments):
+        if not _same_arguments(sent.arguments, came.arguments):
             return "edited arguments"
     return None
+
+
+def _same_arguments(sent: dict[str, Any] | str, came: dict[str, Any] | str) -> bool:
+    """Equal in meaning. A freeform tool takes one raw text: what the policy wrote in another shape went out as its
+    JSON text, and comes back as that text."""
+    if canonical_json(sent) == canonical_json(came):
+        return True
+    if not isinstance(came, dict) or came.keys() != {"input"} or not isinstance(text := came["input"], str):
+        return False
+    try:
+        return canonical_json(sent) == canonical_json(json.loads(text))
+    except (ValueError, RecursionError):
+        return False

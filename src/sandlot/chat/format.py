@@ -14,6 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from sandlot.chat.forms import detect_form
 from sandlot.chat.markup import CALL_PAIR, THINK_PAIRS, Markup
 from sandlot.chat.messages import Message, Reply, Tool, ToolCall
 from sandlot.chat.parse import parse_reply
@@ -210,6 +211,8 @@ def _markup(tokenizer: ChatTokenizer, template: ChatTemplate) -> Markup:
         call_close=alias(CALL_PAIR[1]),
         calls_are_tokens=CALL_PAIR[0] in known and CALL_PAIR[1] in known,
         xml=FUNCTION in template.source,
+        form=detect_form(template.source, known),
+        alias=alias,
     )
 
 

@@ -27,33 +27,40 @@ def read_json_call(text: str, body: int, markup: Markup, reveal: Callable[[str],
     `truncated`: the text was cut, so an object that runs into its end has no end, whatever markers are in it.
     """
     start = skip_blanks(text, body)
-    try:
-        _, end = _DECODER.raw_decode(text, start)
-    except json.JSONDecodeError as e:
-        # The longest piece of JSON that a cut can leave unreadable, besides a string, is `\\uXXX`.
-        cut = truncated and (e.msg.startswith("Unterminated string") or len(text) - e.pos <= len("\\uXXX"))
+    end, cut = object_end(text, start, truncated)
+    if end < 0:
         return _broken(text, body, len(text) if cut else start, markup, reveal)
-    except (ValueError, RecursionError):
-        return _broken(text, body, start, markup, reveal)
     after = skip_blanks(text, end)
     if text.startswith(markup.call_close, after):
-        return _read(reveal(text[start:end]), after + len(markup.call_close), reveal(text[body:after]))
+        return read_object(reveal(text[start:end]), after + len(markup.call_close), reveal(text[body:after]))
     if text.startswith(markup.call_open, after):  # a forgotten close: the object is whole, and the next call begins
-        return _read(reveal(text[start:end]), after, reveal(text[body:after]))
+        return read_object(reveal(text[start:end]), after, reveal(text[body:after]))
     return _broken(text, body, end, markup, reveal)
 
 
-def _read(source: str, end: int, raw: str) -> Found:
+def object_end(text: str, start: int, truncated: bool) -> tuple[int, bool]:
+    """(where the JSON value at `start` ends, -1 when it is none; whether that is since the text was cut in it)."""
+    try:
+        return _DECODER.raw_decode(text, start)[1], False
+    except json.JSONDecodeError as e:
+        # The longest piece of JSON that a cut can leave unreadable, besides a string, is `\\uXXX`.
+        return -1, truncated and (e.msg.startswith("Unterminated string") or len(text) - e.pos <= len("\\uXXX"))
+    except (ValueError, RecursionError):
+        return -1, False
+
+
+def read_object(source: str, end: int, raw: str) -> Found:
+    """The call that the JSON object `source` is; it ends at `end`."""
     value = parse_object(source)
     if value is None:
-        return _guess(source, end, raw)
+        return guess(source, end, raw)
     name = value.get("name")
     if not isinstance(name, str) or not name:
         return found(end, "", raw, raw, "missing_name")
     arguments = value.get("arguments", value.get("parameters", {}))
     if isinstance(arguments, dict):
         return found(end, name, arguments, raw)
-    return _guess(source, end, raw)
+    return guess(source, end, raw)
 
 
 def _broken(text: str, body: int, after: int, markup: Markup, reveal: Callable[[str], str]) -> Found:
@@ -62,14 +69,14 @@ def _broken(text: str, body: int, after: int, markup: Markup, reveal: Callable[[
     end = close + len(markup.call_close)
     if close < 0:
         raw = reveal(text[body:])
-        return found(len(text), _name(raw), raw, raw, "unclosed")
+        return found(len(text), written_name(raw), raw, raw, "unclosed")
     raw = reveal(text[body:close])
-    return _guess(raw.strip(), end, raw, ambiguous)
+    return guess(raw.strip(), end, raw, ambiguous)
 
 
-def _guess(source: str, end: int, raw: str, ambiguous: bool = False) -> Found:
+def guess(source: str, end: int, raw: str, ambiguous: bool = False) -> Found:
     """A call that is no such JSON object: its name where one is written, its arguments as the text they are."""
-    name = _name(source)
+    name = written_name(source)
     if not name:
         return found(end, "", raw, raw, "missing_name", ambiguous=ambiguous)
     written = _ARGUMENTS.search(source)
@@ -77,7 +84,8 @@ def _guess(source: str, end: int, raw: str, ambiguous: bool = False) -> Found:
     return found(end, name, arguments, raw, "invalid_arguments", ambiguous=ambiguous)
 
 
-def _name(source: str) -> str:
+def written_name(source: str) -> str:
+    """The name that broken JSON gives for a call, empty where it gives none."""
     written = _NAME.search(source)
     try:
         return str(json.loads(written.group(1), strict=False)) if written else ""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
-from sandlot.chat.messages import CallStatus, ParsedCall
+from sandlot.chat.messages import CallStatus, ParsedCall, Tool
 
 THINK_PAIRS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"))
 """Known markers of thoughts; a format takes the first pair that its vocabulary or its template has."""
@@ -18,6 +20,8 @@ class Markup:
 
     A marker that is a control token is only recognised where that token was sampled. `calls_are_tokens` says so of
     the call markers. `xml` says that the template teaches calls as `<function=…>`, which may then stand alone.
+    `form` is the form calls are written in (see `sandlot.chat.forms`); `alias` turns a marker into the form it has in
+    decoded text.
     """
 
     think_open: str
@@ -26,6 +30,8 @@ class Markup:
     call_close: str
     calls_are_tokens: bool
     xml: bool
+    form: str = "tagged"
+    alias: Callable[[str], str] = str
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,35 @@ class Found:
     call: ParsedCall
     ambiguous: bool = False
     shown: bool = False
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a form needs to read one reply. `truncated`: the text was cut by the token limit."""
+
+    markup: Markup
+    tools: Mapping[str, Tool]
+    reveal: Callable[[str], str]
+    truncated: bool
+
+    def mark(self, literal: str) -> str:
+        """A marker in the form it has in the text."""
+        return self.markup.alias(literal)
+
+
+class Form(Protocol):
+    """One way of writing tool calls, for one reply."""
+
+    def next_call(self, text: str, at: int) -> int:
+        """Where the next call begins at or after `at`, -1 when there is none.
+
+        `at` is 0 or the end of the call before; so a form in which calls stand side by side knows what may follow.
+        """
+        ...
+
+    def read(self, text: str, at: int) -> list[Found]:
+        """The calls that begin there: one, or several where one marker opens a list. The last one's end ends all."""
+        ...
 
 
 def found(

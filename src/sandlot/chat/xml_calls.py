@@ -39,6 +39,8 @@ class Tag:
     name: str
     start: int
     end: int
+    placed: bool = True
+    """Whether it stands where the form would put it, and not in the middle of a value's line."""
 
 
 @dataclass(frozen=True)
@@ -68,11 +70,13 @@ def read_xml_call(
     *,
     truncated: bool,
     bare: bool = False,
+    padded: bool = True,
 ) -> Found:
     """Read the call whose body starts at `body` with `<function=` after blanks. `all_tags` are those of `text`.
 
     `truncated`: the text was cut, so the last value may have no end; that reading wins against an equally good one.
-    `bare`: no call marker opened it, so none has to close it.
+    `bare`: no call marker opened it, so none has to close it. `padded`: the form puts a line break on either side of
+    a value.
     """
     first = bisect_left(all_tags, body, key=lambda t: t.start)
     function = all_tags[first] if first < len(all_tags) else None
@@ -93,9 +97,12 @@ def read_xml_call(
     arguments: dict[str, object] = {}
     for tag_index, step in chosen[1:]:
         tag = all_tags[tag_index]
-        value = _trimmed(reveal(text[tag.end : step.stop]))
+        value = reveal(text[tag.end : step.stop])
+        value = _trimmed(value) if padded else value
         arguments[tag.name] = typed(value, (declared or {}).get(tag.name), tool.parameters if tool else {})
     raw = reveal(text[body : _body_end(text, end, markup)])
+    if not function.name:
+        return found(end, "", raw, raw, "missing_name", ambiguous=exhausted or len(readings) > 1)
     return found(end, function.name, arguments, raw, ambiguous=exhausted or len(readings) > 1)
 
 
@@ -131,7 +138,8 @@ def find_tags(text: str, markup: Markup) -> list[Tag]:
     tags = []
     for m in pattern.finditer(text):
         kind = m[1] or m[3] or "call"
-        tags.append(Tag(kind, bool(m[1] or m[4]), (m[2] or "").strip(), m.start(), m.end()))
+        placed = m.start() > 0 and text[m.start() - 1] == "\n"
+        tags.append(Tag(kind, bool(m[1] or m[4]), (m[2] or "").strip(), m.start(), m.end(), placed))
     return tags
 
 
@@ -254,6 +262,9 @@ class _Search:
         if not touching or j >= len(self.tags):
             return
         tag = self.tags[j]
+        if self.bare and tag.opens and tag.kind == "function" and tag.placed:  # a forgotten close, and the next call
+            yield self._finish(j - 1, stop, cost + 0.5, tag.start)
+            return
         if tag.opens or tag.kind == "parameter":
             return
         if tag.kind == "call":
@@ -286,6 +297,6 @@ class _Search:
         return skip_blanks(self.text, start) >= end
 
     def _expected(self, tag: Tag, used: set[str]) -> bool:
-        """Whether a parameter tag stands where one of the tool's own would: on its own line, and not given yet."""
+        """Whether a parameter tag stands where one of the tool's own would, and was not given yet."""
         known = tag.name not in used and (self.declared is None or tag.name in self.declared)
-        return known and self.text[tag.start - 1] == "\n"
+        return known and tag.placed

@@ -1,0 +1,57 @@
+"""The forms in which models write tool calls, and which one a checkpoint uses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+
+from sandlot.chat.deepseek_calls import MARKER as DEEPSEEK
+from sandlot.chat.deepseek_calls import DeepSeekForm
+from sandlot.chat.glm_calls import MARKER as GLM
+from sandlot.chat.glm_calls import GlmForm
+from sandlot.chat.kimi_calls import MARKER as KIMI
+from sandlot.chat.kimi_calls import KimiForm
+from sandlot.chat.llama_calls import MARKER as LLAMA
+from sandlot.chat.llama_calls import LlamaForm
+from sandlot.chat.markup import CALL_PAIR, Form, Reading
+from sandlot.chat.minimax_calls import MARKER as MINIMAX
+from sandlot.chat.minimax_calls import MiniMaxForm
+from sandlot.chat.mistral_calls import MARKER as MISTRAL
+from sandlot.chat.mistral_calls import MistralForm
+from sandlot.chat.tagged_calls import TaggedForm
+
+FORMS: dict[str, Callable[[Reading], Form]] = {
+    "tagged": TaggedForm,
+    "glm": GlmForm,
+    "minimax": MiniMaxForm,
+    "kimi": KimiForm,
+    "deepseek": DeepSeekForm,
+    "mistral": MistralForm,
+    "llama": LlamaForm,
+}
+"""Every form by its name; `tagged` reads JSON and XML between `<tool_call>` markers."""
+
+# GLM calls stand between the tagged form's markers, so its own marker is looked for first. Llama's marker is in the
+# vocabulary of every fine-tune of it, whatever form that was taught, so it is looked for last.
+_MARKERS = (
+    ("glm", GLM),
+    ("minimax", MINIMAX),
+    ("kimi", KIMI),
+    ("deepseek", DEEPSEEK),
+    ("tagged", CALL_PAIR[0]),
+    ("mistral", MISTRAL),
+    ("llama", LLAMA),
+)
+
+
+def detect_form(template: str, vocabulary: Container[str]) -> str:
+    """The form whose marker the template writes, else the one whose marker the vocabulary has, else `tagged`."""
+    for place in (template, vocabulary):
+        for name, marker in _MARKERS:
+            if marker in place:
+                return name
+    return "tagged"
+
+
+def form_of(reading: Reading) -> Form:
+    """The form of a reply's markup."""
+    return FORMS[reading.markup.form](reading)

@@ -1,0 +1,315 @@
+"""The forms of tool calls that popular models write: whole, several, cut, broken, and with the markup in a value."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandlot.chat.forms import FORMS, detect_form
+from sandlot.chat.markup import Markup
+from sandlot.chat.messages import Reply, Tool
+from sandlot.chat.parse import parse_reply
+
+
+def tool(name: str, **properties: object) -> Tool:
+    return Tool(name, "", {"type": "object", "properties": properties})
+
+
+TOOLS = (
+    tool("Bash", command={"type": "string"}, timeout={"type": "integer"}),
+    tool("Write", path={"type": "string"}, content={"type": "string"}),
+    Tool("LS"),
+)
+
+Calls = Sequence[tuple[str, dict[str, object]]]
+
+
+def dumps(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def glm(calls: Calls, gap: str = "\n") -> str:
+    def one(name: str, arguments: dict[str, object]) -> str:
+        pairs = [
+            f"<arg_key>{k}</arg_key>{gap}<arg_value>{v if isinstance(v, str) else dumps(v)}</arg_value>"
+            for k, v in arguments.items()
+        ]
+        return "<tool_call>" + gap.join([name, *pairs]) + gap + "</tool_call>"
+
+    return "\n".join(one(*c) for c in calls)
+
+
+def minimax(calls: Calls) -> str:
+    def one(name: str, arguments: dict[str, object]) -> str:
+        lines = [
+            f'<parameter name="{k}">{v if isinstance(v, str) else dumps(v)}</parameter>' for k, v in arguments.items()
+        ]
+        return "\n".join([f'<invoke name="{name}">', *lines, "</invoke>"])
+
+    return "<minimax:tool_call>\n" + "\n".join(one(*c) for c in calls) + "\n</minimax:tool_call>"
+
+
+def kimi(calls: Calls) -> str:
+    body = "".join(
+        f"<|tool_call_begin|>functions.{n}:{k}<|tool_call_argument_begin|>{dumps(a)}<|tool_call_end|>"
+        for k, (n, a) in enumerate(calls)
+    )
+    return f"<|tool_calls_section_begin|>{body}<|tool_calls_section_end|>"
+
+
+def deepseek(calls: Calls) -> str:
+    body = "\n".join(
+        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{n}\n```json\n{dumps(a)}\n```<｜tool▁call▁end｜>" for n, a in calls
+    )
+    return f"<｜tool▁calls▁begin｜>{body}<｜tool▁calls▁end｜>"
+
+
+def deepseek31(calls: Calls) -> str:
+    body = "".join(f"<｜tool▁call▁begin｜>{n}<｜tool▁sep｜>{dumps(a)}<｜tool▁call▁end｜>" for n, a in calls)
+    return f"<｜tool▁calls▁begin｜>{body}<｜tool▁calls▁end｜>"
+
+
+def mistral(calls: Calls) -> str:
+    return "[TOOL_CALLS]" + dumps([{"name": n, "arguments": a, "id": f"abcdefgh{k}"} for k, (n, a) in enumerate(calls)])
+
+
+def mistral_named(calls: Calls) -> str:
+    return "".join(f"[TOOL_CALLS]{n}[ARGS]{dumps(a)}" for n, a in calls)
+
+
+def llama(calls: Calls) -> str:
+    return "; ".join(dumps({"name": n, "parameters": a}) for n, a in calls)
+
+
+def llama_tagged(calls: Calls) -> str:
+    return "<|python_tag|>" + llama(calls)
+
+
+@dataclass(frozen=True)
+class Writer:
+    form: str
+    write: Callable[[Calls], str]
+    text_before: bool = True
+
+
+WRITERS = {
+    "glm-4.5": Writer("glm", glm),
+    "glm-4.7": Writer("glm", lambda calls: glm(calls, "")),
+    "minimax": Writer("minimax", minimax),
+    "kimi": Writer("kimi", kimi),
+    "deepseek v3": Writer("deepseek", deepseek),
+    "deepseek v3.1": Writer("deepseek", deepseek31),
+    "mistral": Writer("mistral", mistral),
+    "mistral named": Writer("mistral", mistral_named),
+    "llama": Writer("llama", llama, text_before=False),
+    "llama tagged": Writer("llama", llama_tagged),
+}
+every = pytest.mark.parametrize("writer", WRITERS.values(), ids=WRITERS)
+
+
+def parse(form: str, text: str, *, cut: bool = False, thought_open: bool = False) -> Reply:
+    markup = Markup("<think>", "</think>", "<tool_call>", "</tool_call>", calls_are_tokens=False, xml=False, form=form)
+    return parse_reply(text, thought_open=thought_open, markup=markup, tools=TOOLS, truncated=cut)
+
+
+def seen(reply: Reply) -> list[tuple[str, object, str]]:
+    return [(c.name, c.arguments, c.status) for c in reply.calls]
+
+
+ONE: Calls = [("Bash", {"command": "ls -l", "timeout": 5})]
+TWO: Calls = [*ONE, ("Write", {"path": "é.py", "content": 'x = "1"\n\ny'})]
+
+
+@every
+class TestWhole:
+    @pytest.mark.parametrize("calls", [ONE, TWO, [("LS", {})], [("LS", {}), *TWO]])
+    def test_every_call_comes_back(self, writer: Writer, calls: Calls) -> None:
+        reply = parse(writer.form, writer.write(calls))
+        assert seen(reply) == [(n, a, "ok") for n, a in calls]
+        assert (reply.text, reply.truncated, reply.ambiguous) == ("", False, False)
+        assert all(c.raw and c.raw in writer.write(calls) for c in reply.calls)
+
+    def test_text_and_thought_around_it(self, writer: Writer) -> None:
+        before = "I look.\n" if writer.text_before else ""
+        reply = parse(writer.form, f"<think>\nplan\n</think>\n\n{before}{writer.write(TWO)}")
+        assert (reply.reasoning, reply.text) == ("plan", before.strip())
+        assert [c.status for c in reply.calls] == ["ok", "ok"]
+
+    def test_a_call_ends_a_thought_that_was_not_closed(self, writer: Writer) -> None:
+        if not writer.text_before:
+            return
+        reply = parse(writer.form, f"look first\n{writer.write(ONE)}", thought_open=True)
+        assert (reply.reasoning, seen(reply)) == ("look first", [(*ONE[0], "ok")])
+
+    def test_unknown_tool_is_kept(self, writer: Writer) -> None:
+        reply = parse(writer.form, writer.write([("Raed", {"path": "a"})]))
+        assert seen(reply) == [("Raed", {"path": "a"}, "unknown_tool")]
+
+    def test_plain_text_is_text(self, writer: Writer) -> None:
+        for text in ("Done.", '{"answer": 1}', "use <tool_call> here", "", "a\n\nb"):
+            assert parse(writer.form, text) == Reply(text)
+
+
+@every
+@pytest.mark.parametrize("other", WRITERS)
+def test_a_value_that_holds_markup_is_not_cut(writer: Writer, other: str) -> None:
+    """Also its own: agents edit parsers and chat templates."""
+    quoted = WRITERS[other].write(TWO)
+    for value in (quoted, f"before\n{quoted}\nafter", quoted[len(quoted) // 2 :], quoted[: len(quoted) // 2]):
+        calls: Calls = [("Write", {"content": value, "path": "p"}), ("LS", {})]
+        reply = parse(writer.form, writer.write(calls))
+        if reply.ambiguous:  # half of the form's own raw markup has no one reading, and that is said
+            assert WRITERS[other].form == writer.form
+            assert writer.form in ("glm", "minimax")
+            continue
+        assert seen(reply) == [(n, a, "ok") for n, a in calls]
+        assert reply.text == ""
+
+
+@every
+def test_cut_anywhere_no_call_looks_whole_that_is_not(writer: Writer) -> None:
+    """At the token limit, at every character: a prefix of the calls, then at most one that is `unclosed`."""
+    whole = writer.write(TWO)
+    for end in range(len(whole)):
+        reply = parse(writer.form, whole[:end], cut=True)
+        ok = [c for c in reply.calls if c.status != "unclosed"]
+        assert [(c.name, c.arguments, c.status) for c in ok] == [(n, a, "ok") for n, a in TWO[: len(ok)]], whole[:end]
+        assert [c.status for c in reply.calls[len(ok) :]] in ([], ["unclosed"])
+        assert reply.truncated
+
+
+JSON_FORMS = [n for n in WRITERS if n not in ("glm-4.5", "glm-4.7", "minimax")]
+
+
+@pytest.mark.parametrize("name", JSON_FORMS)
+def test_broken_json_is_passed_on_as_text(name: str) -> None:
+    writer = WRITERS[name]
+    text = writer.write(ONE).replace('"ls -l"', '"say "hi""')
+    reply = parse(writer.form, text)
+    assert [(c.name, c.status) for c in reply.calls] == [("Bash", "invalid_arguments")]
+    arguments = reply.calls[0].arguments
+    assert isinstance(arguments, str)
+    assert 'say "hi"' in arguments
+    assert not reply.truncated
+
+
+@pytest.mark.parametrize("name", ["kimi", "deepseek v3", "deepseek v3.1", "mistral named"])
+def test_a_broken_call_leaves_the_next_whole(name: str) -> None:
+    writer = WRITERS[name]
+    text = writer.write([("Bash", {"command": "#"}), ("LS", {}), *ONE]).replace('"#"', "oops")
+    assert [(c.name, c.status) for c in parse(writer.form, text).calls] == [
+        ("Bash", "invalid_arguments"),
+        ("LS", "ok"),
+        ("Bash", "ok"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "close"),
+    [
+        ("glm-4.5", "\n</tool_call>"),
+        ("minimax", "\n</invoke>"),
+        ("kimi", "<|tool_call_end|>"),
+        ("deepseek v3.1", "<｜tool▁call▁end｜>"),
+        ("glm-4.5", "</arg_value>"),
+        ("minimax", "</parameter>"),
+    ],
+)
+def test_a_forgotten_close_tag_costs_nothing(name: str, close: str) -> None:
+    writer = WRITERS[name]
+    text = writer.write([*ONE, ("LS", {})])
+    reply = parse(writer.form, text.replace(close, "", 1))
+    got = [
+        (c.name, {k: v.strip() if isinstance(v, str) else v for k, v in dict(c.arguments).items()}, c.status)  # type: ignore[arg-type]
+        for c in reply.calls
+    ]
+    assert got == [(*ONE[0], "ok"), ("LS", {}, "ok")]
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "status"),
+    [
+        ("glm", "<tool_call>\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>", "missing_name"),
+        ("glm", "<tool_call>Bash\n<arg_key>a\n</tool_call>", "invalid_arguments"),
+        ("minimax", "<minimax:tool_call>\nls\n</minimax:tool_call>", "missing_name"),
+        ("minimax", '<minimax:tool_call>\n<invoke name="">\n</invoke>\n</minimax:tool_call>', "missing_name"),
+        ("kimi", "<|tool_calls_section_begin|>ls<|tool_calls_section_end|>", "missing_name"),
+        ("kimi", "<|tool_call_begin|><|tool_call_argument_begin|>{}<|tool_call_end|>", "missing_name"),
+        ("kimi", "<|tool_call_begin|>functions.Bash:0<|tool_call_end|>", "invalid_arguments"),
+        ("kimi", "<|tool_calls_section_begin|>", "unclosed"),
+        ("deepseek", "<｜tool▁call▁begin｜>Bash{}<｜tool▁call▁end｜>", "missing_name"),
+        ("deepseek", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>Bash\n```json\n{}", "unclosed"),
+        ("mistral", "[TOOL_CALLS] I call", "missing_name"),
+        ("mistral", "[TOOL_CALLS]", "unclosed"),
+        ("mistral", "[TOOL_CALLS][]", "missing_name"),
+        ("mistral", '[TOOL_CALLS][{"arguments": {}}]', "missing_name"),
+        ("llama", "<|python_tag|>print(1)", "missing_name"),
+        ("llama", '{"name": 1, "parameters": {}}', None),
+        ("llama", '{"name": "x"}', None),
+        ("llama", '{"name": "nobody", "parameters": {}} is what I would write', None),
+    ],
+)
+def test_what_names_no_tool_or_has_no_end(form: str, text: str, status: str | None) -> None:
+    reply = parse(form, text)
+    assert [c.status for c in reply.calls] == ([status] if status else [])
+    if status in (None, "missing_name"):
+        assert reply.text == text  # the agent sees what was written
+    assert reply.truncated is (status == "unclosed")
+
+
+def test_mistral_calls_with_an_id_and_text_after_a_list() -> None:
+    reply = parse("mistral", '[TOOL_CALLS]Bash[CALL_ID]abcdefghi[ARGS]{"command": "ls"}')
+    assert seen(reply) == [("Bash", {"command": "ls"}, "ok")]
+    reply = parse("mistral", 'Hm.[TOOL_CALLS] [{"name": "LS", "arguments": {}}]\nThat is all.')
+    assert (reply.text, seen(reply)) == ("Hm.\nThat is all.", [("LS", {}, "ok")])
+
+
+PIECES = sorted(
+    {
+        piece
+        for name in WRITERS
+        for piece in [WRITERS[name].write(ONE)[:k] for k in (5, 12, 30)]
+        + ["</tool_call>", "<arg_key>", "</arg_value>", "[ARGS]", "{", "}", "]", '"', "\n", " ", "</invoke>", ";", "x"]
+    }
+)
+
+
+@every
+@given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join), st.booleans(), st.booleans())
+def test_any_text_is_read(writer: Writer, text: str, cut: bool, is_open: bool) -> None:
+    """No text raises, and nothing of it is in both the text and a call that is sent."""
+    reply = parse(writer.form, text, cut=cut, thought_open=is_open)
+    assert all(c.status in ("ok", "unknown_tool") for c in reply.calls if isinstance(c.arguments, dict))
+    assert reply.truncated or not any(c.status == "unclosed" for c in reply.calls)
+    assert len(reply.text) + len(reply.reasoning) <= len(text)
+
+
+def test_thousands_of_calls_take_linear_time() -> None:
+    for writer in WRITERS.values():
+        calls: Calls = [("Write", {"path": "p", "content": f"{k}"}) for k in range(2000)]
+        assert len(parse(writer.form, writer.write(calls)).calls) == 2000
+
+
+class TestDetection:
+    @pytest.mark.parametrize(
+        ("template", "vocabulary", "form"),
+        [
+            ("<tool_call>", {"<|python_tag|>"}, "tagged"),
+            ("<tool_call>{{name}}<arg_key>", set(), "glm"),
+            ("{{ x }}", {"<tool_call>", "<arg_key>"}, "glm"),
+            ("{{ x }}", {"<|python_tag|>"}, "llama"),
+            ("[TOOL_CALLS]", {"<tool_call>"}, "mistral"),
+            ("", {"<|tool_call_argument_begin|>"}, "kimi"),
+            ("<｜tool▁call▁begin｜>", set(), "deepseek"),
+            ("<minimax:tool_call>", set(), "minimax"),
+            ("", set(), "tagged"),
+        ],
+    )
+    def test_the_template_decides_first(self, template: str, vocabulary: set[str], form: str) -> None:
+        assert detect_form(template, vocabulary) == form
+        assert form in FORMS
