@@ -22,11 +22,19 @@ def merged(text: str, agent: str, always: tuple[str, ...]) -> str:
     return "\n".join([agent, *kept, *missing]) + "\n"
 
 
+def accounts(uid: int) -> list[tuple[str, str, tuple[str, ...]]]:
+    """(file of /etc, the agent's line, lines that must exist) of the account files."""
+    return [
+        ("passwd", f"agent:x:{uid}:{uid}:agent:/home/agent:/bin/sh", (_ROOT, _NOBODY)),
+        ("group", f"agent:x:{uid}:", ("root:x:0:", "nogroup:x:65534:")),
+    ]
+
+
 def prepare(spec: dict[str, Any]) -> None:
     """Make users, homes and the work directory."""
     uid = spec["agent_id"]
-    _update("/etc/passwd", f"agent:x:{uid}:{uid}:agent:/home/agent:/bin/sh", (_ROOT, _NOBODY))
-    _update("/etc/group", f"agent:x:{uid}:", ("root:x:0:", "nogroup:x:65534:"))
+    for name, agent, always in accounts(uid):
+        _update(f"/etc/{name}", agent, always)
     for path, owner, mode in (("/root", None, 0o700), ("/home/agent", uid, 0o755), (spec["workdir"], uid, 0o755)):
         made = _make(path, mode)
         if owner is not None and (made or os.stat(path).st_uid != owner):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -131,8 +132,9 @@ def enter(plan: Plan, shm_bytes: int) -> None:
         _directory(target)
         syscalls.move_mount(fd, target)
     for directory in ("/tmp", "/var/tmp"):
-        with suppress(OSError):
-            os.chmod(directory, 0o1777)
+        if stat.S_IMODE(os.stat(directory).st_mode) != 0o1777:  # each needless change is a copy of the directory
+            with suppress(OSError):
+                os.chmod(directory, 0o1777)
     plan.close()
 
 

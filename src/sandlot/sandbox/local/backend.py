@@ -192,7 +192,7 @@ class LocalBackend:
             tree.remove(str(trial))
             if refused is None:
                 owner = _BASE_ID if users == "range" else None
-                self._host_binds = image.make_skeleton(self.run_dir / "host", owner)
+                self._host_binds = image.make_skeleton(self.run_dir / "host", owner, AGENT_ID)
                 tier = limits.detect().below(f"sandlot-{self.run_dir.name}")
                 cgroups.make_parents([str(path) for path in tier.parents.values()], str(self.run_dir / "groups"))
                 return _Machine(users, tier)

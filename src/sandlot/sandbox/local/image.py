@@ -8,6 +8,8 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
+from sandlot.sandbox.jail import accounts
+
 _TREES = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _ETC_TREES = ("alternatives", "ssl/certs")
 _ETC = (
@@ -43,10 +45,11 @@ _WRITTEN = {
 }
 
 
-def make_skeleton(root: Path, owner: int | None) -> list[tuple[str, str]]:
+def make_skeleton(root: Path, owner: int | None, agent_id: int) -> list[tuple[str, str]]:
     """Build the skeleton at `root`; the (source, path inside) of what is to be mounted read-only on it.
 
-    All of it is owned by `owner` if given. Files that not everybody may read are left out.
+    All of it is owned by `owner` if given, the home of the agent by the agent's id above that. Users and homes are
+    there already, so that a boot changes nothing but the work directory. What not everybody may read is left out.
     """
     binds: list[tuple[str, str]] = []
     root.mkdir(mode=0o755)
@@ -57,7 +60,21 @@ def make_skeleton(root: Path, owner: int | None) -> list[tuple[str, str]]:
         elif source.is_dir():
             (root / name).mkdir()
             binds.append((str(source), f"/{name}"))
-    for name in ("etc", "home", "opt", "proc", "dev", "sys", "run", "srv", "tmp", "var/tmp", "var/lib", "mnt"):
+    for name in (
+        "etc",
+        "root",
+        "home/agent",
+        "opt",
+        "proc",
+        "dev",
+        "sys",
+        "run",
+        "srv",
+        "tmp",
+        "var/tmp",
+        "var/lib",
+        "mnt",
+    ):
         (root / name).mkdir(parents=True)
     (root / "var/run").symlink_to("/run")
     for name in _ETC:
@@ -68,12 +85,17 @@ def make_skeleton(root: Path, owner: int | None) -> list[tuple[str, str]]:
             binds.append((f"/etc/{name}", f"/etc/{name}"))
     for name, text in _WRITTEN.items():
         (root / "etc" / name).write_text(text)
+    for name, agent, always in accounts.accounts(agent_id):
+        (root / "etc" / name).write_text(accounts.merged("", agent, always))
     if owner is not None:
         for directory, directories, files in os.walk(root):
             for name in (".", *directories, *files):
                 os.chown(os.path.join(directory, name), owner, owner, follow_symlinks=False)
     for name in ("tmp", "var/tmp"):
         (root / name).chmod(0o1777)
+    (root / "root").chmod(0o700)
+    if owner is not None:
+        os.chown(root / "home/agent", owner + agent_id, owner + agent_id)
     return binds
 
 
