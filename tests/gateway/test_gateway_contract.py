@@ -14,7 +14,7 @@ import pytest
 from sandlot.engine.base import Generation, SamplingParams, checked
 from sandlot.errors import EngineError, EngineEvidenceError
 from sandlot.gateway import GatewayLimits, SessionLimits
-from sandlot.gateway.wire import Answer, wire_for
+from sandlot.gateway.wire import wire_for
 from sandlot.trajectory.turn import ids_sha256
 from support.policy import call_text, encode_control
 from support.rig import BASH, Kept, MakeRig, Rig, ask
@@ -167,13 +167,13 @@ async def test_an_answer_that_never_arrived_is_given_again(
     wire = wire_for("/v1/messages")
     whole = wire.body
 
-    def broken(answer: Answer) -> bytes:
+    def broken() -> bytes:
         raise ConnectionResetError("the link to the sandbox broke")
 
-    monkeypatch.setattr(type(wire), "body", lambda self, answer: broken(answer))
+    monkeypatch.setattr(type(wire), "body", lambda self, answer, request: broken())
     with pytest.raises(aiohttp.ClientError):
         await rig.messages(ask("hi"))
-    monkeypatch.setattr(type(wire), "body", lambda self, answer: whole(answer))
+    monkeypatch.setattr(type(wire), "body", lambda self, answer, request: whole(answer, request))
     assert len(rig.kept.turns) == 1
     assert rig.kept.delivered_ids == []
     _, second = await rig.messages(ask("hi"), x_stainless_retry_count=marked)

@@ -15,6 +15,11 @@ import msgspec
 _DIRECTORY = Path(__file__).parent.parent / "captures"
 
 
+def captured() -> list[str]:
+    """All CLIs that were recorded."""
+    return sorted(path.name.removesuffix(".json.gz") for path in _DIRECTORY.glob("*.json.gz"))
+
+
 @cache
 def load_capture(cli: str) -> dict[str, list[dict[str, Any]]]:
     """Turns of each recorded scenario of one CLI: `{meta, method, path, query, headers, body, our_reply}`."""

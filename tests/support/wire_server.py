@@ -42,7 +42,7 @@ class Vendor:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         headers = {name.lower(): value for name, value in request.headers.items()}
         try:
-            asked = self.wire.parse(msgspec.json.decode(await request.read()), headers)
+            asked = self.wire.parse(msgspec.json.decode(await request.read()), headers, request.path_qs)
             if self.refusal is not None:
                 raise self.refusal
         except WireError as error:
@@ -51,14 +51,17 @@ class Vendor:
         self.asked.append(asked)
         assert self.answer is not None
         if not asked.stream:
-            return web.Response(body=self.wire.body(self.answer), content_type="application/json")
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+            return web.Response(body=self.wire.body(self.answer, asked), content_type="application/json")
+        kind = "text/event-stream" if asked.framing == "events" else "application/json"
+        response = web.StreamResponse(headers={"Content-Type": kind})
         await response.prepare(request)
         head = self.answer.head
         await response.write(self.wire.head(head, asked))
-        await response.write(self.wire.keepalive(head))
+        await response.write(self.wire.keepalive(head, asked))
         broken = self.break_stream
-        await response.write(self.wire.error_event(broken) if broken else self.wire.tail(self.answer, asked))
+        await response.write(
+            self.wire.error_event(broken, head, asked) if broken else self.wire.tail(self.answer, asked)
+        )
         await response.write_eof()
         return response
 
@@ -68,7 +71,7 @@ async def serve(vendor: Vendor) -> AsyncIterator[str]:
     """Serve on a free port of this machine; yields the base URL."""
     app = web.Application(client_max_size=64 * 2**20)
     for path in vendor.wire.paths:
-        app.router.add_post(path, vendor.handle)
+        app.router.add_post(path.replace("{model}", "{model:.+}"), vendor.handle)
     runner = web.AppRunner(app)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from sandlot.chat.messages import Message, Reply, Tool, ToolCall
-from sandlot.gateway.wire import ChatRequest, ErrorKind, WireError
+from sandlot.gateway.wire import ChatRequest, ErrorKind, Head, WireError
 from sandlot.gateway.wire.anthropic import AnthropicWire
 from support.wire_server import answer, call
 
@@ -233,6 +233,7 @@ class TestRequest:
             WIRE.parse(body, {})
 
 
+HEAD = Head("id-1", "m", 1, 1)
 REQUEST = parse([{"role": "user", "content": "x"}], stream=True)
 READS = tuple(call("Read", {"path": f"{n}.py"}) for n in (1, 2, 3))
 
@@ -271,7 +272,7 @@ class TestFrames:
         for block in blocks:
             if block["type"] == "tool_use":
                 block["input"] = msgspec.json.decode(block.pop("partial_json"))
-        whole = msgspec.json.decode(WIRE.body(told))
+        whole = msgspec.json.decode(WIRE.body(told, REQUEST))
         assert blocks == whole["content"]
         assert [b["type"] for b in blocks] == ["thinking", "text", "tool_use", "tool_use", "tool_use"]
         assert len({b["id"] for b in blocks[2:]}) == 3
@@ -285,7 +286,7 @@ class TestFrames:
         )
         deltas = [e["delta"] for e in frames(WIRE.tail(told, REQUEST)) if e["type"] == "content_block_delta"]
         assert [d["partial_json"] for d in deltas] == [raw, '{"p":1}']
-        content = msgspec.json.decode(WIRE.body(told))["content"]
+        content = msgspec.json.decode(WIRE.body(told, REQUEST))["content"]
         assert content[0]["input"] == {"__unparsedToolInput": {"raw": raw, "len": len(raw)}}
         assert (content[1]["name"], content[1]["input"]) == ("Raed", {"p": 1})
         (message,) = parse([{"role": "assistant", "content": content}]).messages
@@ -299,15 +300,15 @@ class TestFrames:
         cut = call("write_file", {"path": "/w/a.py", "content": "def f():\n    retu"}, "unclosed")
         told = answer(WIRE, Reply("so", calls=(*before, cut), truncated=truncated), finish=finish)
         raw = WIRE.tail(told, REQUEST)
-        whole = msgspec.json.decode(WIRE.body(told))
+        whole = msgspec.json.decode(WIRE.body(told, REQUEST))
         assert b"write_file" not in raw
-        assert b"write_file" not in WIRE.body(told)
+        assert b"write_file" not in WIRE.body(told, REQUEST)
         assert frames(raw)[-2]["delta"]["stop_reason"] == whole["stop_reason"] == "max_tokens"
         assert [b["type"] for b in whole["content"]] == ["text", *("tool_use" for _ in before)]
 
     def test_a_call_without_a_name_is_no_call(self) -> None:
         told = answer(WIRE, Reply("<tool_call></tool_call>", calls=(call("", "", "missing_name"),)))
-        whole = msgspec.json.decode(WIRE.body(told))
+        whole = msgspec.json.decode(WIRE.body(told, REQUEST))
         assert whole["stop_reason"] == "end_turn"
         assert [b["type"] for b in whole["content"]] == ["text"]
 
@@ -328,7 +329,7 @@ class TestFrames:
         shape = {"type": "error", "error": {"type": type, "message": str(error)}}
         got, body = WIRE.error(error)
         assert (got, msgspec.json.decode(body)) == (status, shape)
-        assert frames(WIRE.error_event(error)) == [shape]
+        assert frames(WIRE.error_event(error, HEAD, REQUEST)) == [shape]
 
     def test_count(self) -> None:
         assert msgspec.json.decode(WIRE.count_body(42)) == {"input_tokens": 42}

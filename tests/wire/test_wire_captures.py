@@ -8,16 +8,17 @@ from typing import Any
 import pytest
 
 from sandlot.chat.messages import Message, canonical_json
-from sandlot.gateway.wire import WIRES, ChatRequest, wire_for
+from sandlot.gateway.wire import ChatRequest, wire_for
 from sandlot.gateway.wire.canon import arguments_of, visible
-from support.captures import headers_of, load_capture
+from support.captures import captured, load_capture
+from support.replay import asked
 
-SPOKEN = {path for wire in WIRES for path in wire.paths}
-SCENARIOS = [
+SCENARIOS = [(cli, name) for cli in captured() for name in load_capture(cli)]
+OWN = [
     (cli, name)
     for cli in ("claude-code", "pi")
     for name, turns in load_capture(cli).items()
-    if turns[0]["path"] in SPOKEN
+    if wire_for(turns[0]["path"]).name != "google"  # whose clients may drop ids
 ]
 GROWING = [
     ("claude-code", name)
@@ -31,30 +32,48 @@ GROWING = [
         "stress",
         "unknown-model",
     )
-] + [("pi", name) for name in ("anthropic", "chat", "stress-chat")]
+] + [("pi", name) for name in ("anthropic", "chat", "responses", "stress-chat")]
 
 
 def parse(turn: dict[str, Any]) -> ChatRequest:
-    return wire_for(turn["path"]).parse(turn["body"], headers_of(turn))
+    return asked(turn)
+
+
+def declared(tools: Any) -> list[str]:
+    """Names of the tools of a recorded request, in whatever shape its protocol has."""
+    names: list[str] = []
+    for tool in tools or []:
+        functions = tool.get("functionDeclarations") or tool.get("function_declarations")
+        if functions:
+            names += [function["name"] for function in functions]
+        elif tool.get("type") == "namespace":
+            names += [f"{tool['name']}__{inner['name']}" for inner in tool["tools"]]
+        elif tool.get("type") != "web_search":
+            names.append(tool.get("name") or tool.get("function", {}).get("name") or tool["type"])
+    return names
 
 
 @pytest.mark.parametrize(("cli", "scenario"), SCENARIOS)
 def test_every_request_is_understood(cli: str, scenario: str) -> None:
     for turn in load_capture(cli)[scenario]:
-        asked = parse(turn)
-        body = turn["body"]
-        assert [t.name for t in asked.tools] == [t.get("name") or t["function"]["name"] for t in body["tools"]]
-        assert asked.stream
-        assert asked.max_tokens == (body.get("max_tokens") or body.get("max_completion_tokens"))
-        assert asked.messages[0].role == "system"
-        assert not any("x-anthropic-billing-header" in m.text for m in asked.messages)
-        known = {c.id for m in asked.messages for c in m.tool_calls}
-        results = [m.tool_call_id for m in asked.messages if m.role == "tool"]
+        request, body = parse(turn), turn["body"]
+        assert [t.name for t in request.tools] == declared(body.get("tools"))
+        assert request.stream == (body.get("stream") is True or ":streamGenerateContent" in turn["path"])
+        assert request.framing == "events" or not request.stream
+        wishes = {**body, **body.get("generationConfig", {})}
+        names = ("max_tokens", "max_completion_tokens", "max_output_tokens", "maxOutputTokens")
+        assert request.max_tokens == next((wishes[name] for name in names if name in wishes), None)
+        if cli != "mini-swe-agent":  # which puts everything into its first user message
+            assert request.messages[0].role == "system"
+        assert not any("x-anthropic-billing-header" in m.text for m in request.messages)
+        assert not any("left out: this model reads text only" in m.text for m in request.messages)
+        known = {c.id for m in request.messages for c in m.tool_calls}
+        results = [m.tool_call_id for m in request.messages if m.role == "tool"]
         assert set(results) <= known
-        assert all(m.text.strip() for m in asked.messages if m.role in ("system", "user"))
+        assert all(m.text.strip() for m in request.messages if m.role in ("system", "user"))
 
 
-@pytest.mark.parametrize(("cli", "scenario"), SCENARIOS)
+@pytest.mark.parametrize(("cli", "scenario"), OWN)
 def test_own_turns_are_known_by_what_was_minted(cli: str, scenario: str) -> None:
     turns = load_capture(cli)[scenario]
     minted = {c["id"]: turn["our_reply"] for turn in turns for c in turn["our_reply"].get("calls", ())}
@@ -120,3 +139,21 @@ def test_a_second_process_resumes_the_same_history() -> None:
     first, resumed = (parse(load_capture("pi")["chat"][i]) for i in (3, 4))
     assert resumed.messages[: len(first.messages)] == first.messages
     assert resumed.messages[-1].role == "user"
+
+
+def test_codex_threads_and_compactions_are_told_apart() -> None:
+    spawned = [parse(turn).branch for turn in load_capture("codex")["subagent"]]
+    assert [branch.partition(":")[0] for branch in spawned] == ["main", "main", "main", "subagent", "main"]
+    assert [parse(turn).branch for turn in load_capture("codex")["compaction"]] == ["main", "main", "side", "main"]
+
+
+def test_tools_that_a_search_found_can_be_called_but_are_not_listed() -> None:
+    turns = load_capture("codex")["subagent"]
+    before, after = parse(turns[0]), parse(turns[1])
+    assert after.tools == before.tools
+    assert before.found == ()
+    found = {tool.name: tool for tool in after.found}
+    assert found["multi_agent_v1__spawn_agent"].namespace == "multi_agent_v1"
+    result = after.messages[-1]
+    assert (result.role, result.tool_name) == ("tool", "tool_search")
+    assert "multi_agent_v1__spawn_agent" in result.text

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from sandlot.chat.messages import Message, Reply, Tool, ToolCall
-from sandlot.gateway.wire import ChatRequest, ErrorKind, WireError
+from sandlot.gateway.wire import ChatRequest, ErrorKind, Head, WireError
 from sandlot.gateway.wire.openai_chat import ChatWire
 from support.wire_server import answer, call
 
@@ -91,7 +91,7 @@ class TestArguments:
     def test_broken_arguments_reach_the_agent_as_written(self, raw: str) -> None:
         calls = (call("edit", raw, "invalid_arguments"), call("Raed", {"p": 1}, "unknown_tool"))
         told = answer(WIRE, Reply(calls=calls))
-        whole = msgspec.json.decode(WIRE.body(told))["choices"][0]["message"]
+        whole = msgspec.json.decode(WIRE.body(told, REQUEST))["choices"][0]["message"]
         assert [c["function"]["arguments"] for c in whole["tool_calls"]] == [raw, '{"p":1}']
         assert joined(chunks(WIRE.tail(told, REQUEST)))["tool_calls"] == whole["tool_calls"]
 
@@ -169,10 +169,12 @@ class TestRequest:
             {"type": "web_search"},
             {"type": "function", "function": {"name": "bare"}},
         ]
-        freeform = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+        text = {"type": "string", "description": "Raw text that follows this lark grammar:\nstart: /.+/s"}
+        schema = {"type": "object", "properties": {"input": text}, "required": ["input"]}
+        freeform = Tool("apply_patch", "p", schema, "custom")
         calls = [{"id": "c", "type": "custom", "custom": {"name": "apply_patch", "input": "*** Begin Patch"}}]
         asked = parse([{"role": "assistant", "tool_calls": calls}], tools=tools)
-        assert asked.tools == (Tool("bash", "d", {"type": "object"}), Tool("apply_patch", "p", freeform), Tool("bare"))
+        assert asked.tools == (Tool("bash", "d", {"type": "object"}), freeform, Tool("bare"))
         assert asked.messages[0].tool_calls == (ToolCall("apply_patch", {"input": "*** Begin Patch"}, "c"),)
 
     def test_settings_of_the_agent_change_nothing(self) -> None:
@@ -223,6 +225,7 @@ class TestRequest:
             WIRE.parse(body, {})
 
 
+HEAD = Head("id-1", "m", 1, 1)
 REQUEST = parse([{"role": "user", "content": "x"}], stream=True, stream_options={"include_usage": True})
 PLAIN = parse([{"role": "user", "content": "x"}], stream=True)
 READS = tuple(call("read", {"path": f"{n}.py"}) for n in (1, 2, 3))
@@ -232,8 +235,8 @@ class TestFrames:
     @pytest.mark.parametrize("reply", [Reply("hi"), Reply("hi", "hm", READS), Reply(calls=READS[:1]), Reply("", "hm")])
     def test_the_stream_is_the_whole_answer(self, reply: Reply) -> None:
         told = answer(WIRE, reply)
-        stream = chunks(WIRE.head(told.head, REQUEST) + WIRE.keepalive(told.head) + WIRE.tail(told, REQUEST))
-        whole = msgspec.json.decode(WIRE.body(told))
+        stream = chunks(WIRE.head(told.head, REQUEST) + WIRE.keepalive(told.head, REQUEST) + WIRE.tail(told, REQUEST))
+        whole = msgspec.json.decode(WIRE.body(told, REQUEST))
         choice = whole["choices"][0]
         message = {k: v for k, v in choice["message"].items() if k not in ("role", "refusal")}
         assert joined(stream) == message | {"content": message["content"] or None}
@@ -258,15 +261,17 @@ class TestFrames:
         """Whatever the engine and the parser say of the end: an unclosed call is a cut turn."""
         cut = call("write_file", {"path": "/w/a.py", "content": "def f():\n    retu"}, "unclosed")
         told = answer(WIRE, Reply("so", calls=(*before, cut), truncated=truncated), finish=finish)
-        choice = msgspec.json.decode(WIRE.body(told))["choices"][0]
+        choice = msgspec.json.decode(WIRE.body(told, REQUEST))["choices"][0]
         stream = chunks(WIRE.tail(told, PLAIN))
         assert stream[-1]["choices"][0]["finish_reason"] == choice["finish_reason"] == "length"
         assert len(choice["message"].get("tool_calls", ())) == len(joined(stream).get("tool_calls", ())) == len(before)
-        assert b"write_file" not in WIRE.body(told) + WIRE.tail(told, PLAIN)
+        assert b"write_file" not in WIRE.body(told, REQUEST) + WIRE.tail(told, PLAIN)
 
     def test_escapes_that_are_no_unicode_go_out_as_they_came(self) -> None:
         told = answer(WIRE, Reply(calls=(call("bash", {"a": "\ud83d", "n": 10**30}),)))
-        raw = msgspec.json.decode(WIRE.body(told))["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"]
+        raw = msgspec.json.decode(WIRE.body(told, REQUEST))["choices"][0]["message"]["tool_calls"][0]["function"][
+            "arguments"
+        ]
         assert raw == '{"a":"\\ud83d","n":1000000000000000000000000000000}'
 
     @pytest.mark.parametrize(
@@ -288,4 +293,19 @@ class TestFrames:
         assert got == status
         assert set(decoded["error"]) == {"message", "type", "param", "code"}
         assert (decoded["error"]["message"], decoded["error"]["code"]) == ("why and what to do", code)
-        assert WIRE.error_event(error) == b"data: " + body + b"\n\n"
+        assert WIRE.error_event(error, HEAD, REQUEST) == b"data: " + body + b"\n\n"
+
+    def test_a_freeform_tool_is_called_with_raw_text(self) -> None:
+        patch = "*** Begin Patch\n*** Add File: a.txt\n+hi\n*** End Patch"
+        tools = [{"type": "custom", "custom": {"name": "apply_patch", "description": "d"}}]
+        asked = parse([{"role": "user", "content": "x"}], tools=tools)
+        told = answer(WIRE, Reply(calls=(call("apply_patch", {"input": patch}), *READS[:1])))
+        message = msgspec.json.decode(WIRE.body(told, asked))["choices"][0]["message"]
+        custom, function = message["tool_calls"]
+        assert custom == {"id": told.call_ids[0], "type": "custom", "custom": {"name": "apply_patch", "input": patch}}
+        assert function["type"] == "function"
+        deltas = [c["choices"][0]["delta"] for c in chunks(WIRE.tail(told, asked)) if c["choices"]]
+        pieces = [d["tool_calls"][0] for d in deltas if "tool_calls" in d]
+        assert [p.get("custom", {}).get("input") for p in pieces] == ["", patch, None, None]
+        (back,) = parse([message]).messages
+        assert back.tool_calls[0] == ToolCall("apply_patch", {"input": patch}, told.call_ids[0])

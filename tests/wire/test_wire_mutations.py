@@ -16,6 +16,7 @@ from sandlot.gateway.wire import WIRES, ChatRequest, Wire, WireError, wire_for
 from support.wire_server import answer, call
 
 ANTHROPIC, CHAT = wire_for("/v1/messages"), wire_for("/v1/chat/completions")
+ASKED = ChatRequest((), (), "m", False)
 
 patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """The machine may be busy; what is slow there is no fault."""
@@ -217,12 +218,12 @@ def echoed(reply: Reply) -> Message:
 @given(replies())
 def test_an_answer_read_back_is_the_reply(reply: Reply) -> None:
     """Whatever the policy wrote, the bytes are JSON, and a client that returns it returns what was meant."""
-    body = json.loads(ANTHROPIC.body(answer(ANTHROPIC, reply)))
+    body = json.loads(ANTHROPIC.body(answer(ANTHROPIC, reply), ASKED))
     back: dict[str, Any] = {"role": "assistant", "content": body["content"]}
     (message,) = ANTHROPIC.parse({"messages": [back]}, {}).messages
     assert message.digest == echoed(reply).digest
     assert message.reasoning == reply.reasoning
-    body = json.loads(CHAT.body(answer(CHAT, reply)))
+    body = json.loads(CHAT.body(answer(CHAT, reply), ASKED))
     (message,) = CHAT.parse({"messages": [body["choices"][0]["message"]]}, {}).messages
     assert message.text == echoed(reply).text
     assert [c.name for c in message.tool_calls] == [c.name for c in echoed(reply).tool_calls]
@@ -234,13 +235,13 @@ def test_a_stream_is_whole_events(reply: Reply, usage: bool) -> None:
     for wire in WIRES:
         asked = ChatRequest((), (), "m", True, include_usage=usage)
         told = answer(wire, reply)
-        raw = wire.head(told.head, asked) + wire.keepalive(told.head) + wire.tail(told, asked)
+        raw = wire.head(told.head, asked) + wire.keepalive(told.head, asked) + wire.tail(told, asked)
         assert raw.endswith(b"\n\n")
         for block in raw.decode()[:-2].split("\n\n"):
             *name, data = block.split("\n")
             assert data.startswith("data: ")
             decoded = {} if data == "data: [DONE]" else json.loads(data[6:])
-            assert name == ([f"event: {decoded['type']}"] if wire is ANTHROPIC else [])
+            assert name == ([f"event: {decoded['type']}"] if wire.name in ("anthropic", "responses") else [])
 
 
 KEYS = (

@@ -179,8 +179,8 @@ async def test_sdk_retries_are_marked() -> None:
     parsed: list[bool] = []
     original = wire.parse
 
-    def parse(body: Any, headers: Any) -> Any:
-        asked = original(body, headers)
+    def parse(body: Any, headers: Any, target: str) -> Any:
+        asked = original(body, headers, target)
         parsed.append(asked.marked_retry)
         return asked
 

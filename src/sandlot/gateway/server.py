@@ -34,14 +34,21 @@ def agent_app(gateway: Gateway, bound: Session | None = None) -> web.Application
     """The application agents talk to. With `bound`, it serves one session only: its socket belongs to a sandbox."""
     app = web.Application(client_max_size=gateway.limits.body_bytes)
     handler = _Handler(gateway, bound)
-    for wire in WIRES:
-        for path in wire.paths:
-            app.router.add_post(path, handler.serving(wire))
-    app.router.add_post("/v1/messages/count_tokens", handler.count_tokens)
-    app.router.add_get("/v1/models", handler.models)
-    app.router.add_get("/", handler.alive)
+    for prefix in ("", "/s/{session}"):  # with the prefix, the path names the session that the key must open
+        for wire in WIRES:
+            for path in wire.paths:
+                app.router.add_post(f"{prefix}{_pattern(path)}", handler.serving(wire))
+            for path in wire.count_paths:
+                app.router.add_post(f"{prefix}{_pattern(path)}", handler.counting(wire))
+        app.router.add_get(f"{prefix}/v1/models", handler.models)
+        app.router.add_get(f"{prefix}/", handler.alive)
     app.router.add_route("*", "/{rest:.*}", handler.unknown)
     return app
+
+
+def _pattern(path: str) -> str:
+    """A wire's path for the router: names of models may hold slashes."""
+    return path.replace("{model}", "{model:.+}")
 
 
 class _Handler:
@@ -59,7 +66,7 @@ class _Handler:
                 told = await self._turn(session, asked, wire)
             except WireError as error:
                 return _refused(wire, error)
-            response = web.Response(body=wire.body(told.answer), content_type=_JSON)
+            response = web.Response(body=wire.body(told.answer, asked), content_type=_JSON)
             await response.prepare(request)
             with session.delivering(told.turn_id):
                 await response.write_eof()
@@ -67,14 +74,16 @@ class _Handler:
 
         return handle
 
-    async def count_tokens(self, request: web.Request) -> web.StreamResponse:
-        wire = wire_for("/v1/messages")
-        try:
-            session = self._session(request)
-            count = await session.count_tokens(await self._parse(wire, request))
-        except WireError as error:
-            return _refused(wire, error)
-        return web.Response(body=msgspec.json.encode({"input_tokens": count}), content_type=_JSON)
+    def counting(self, wire: Wire) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            try:
+                session = self._session(request)
+                count = await session.count_tokens(await self._parse(wire, request))
+            except WireError as error:
+                return _refused(wire, error)
+            return web.Response(body=wire.count_body(count), content_type=_JSON)
+
+        return handle
 
     async def models(self, request: web.Request) -> web.StreamResponse:
         try:
@@ -90,14 +99,23 @@ class _Handler:
 
     async def unknown(self, request: web.Request) -> web.StreamResponse:
         wire = wire_for("/v1/messages" if "anthropic-version" in request.headers else "/v1/chat/completions")
+        if request.headers.get("Upgrade", "").lower() == "websocket":  # clients that try it first fall back at once
+            error = WireError("invalid_request", "there are no WebSockets here; send the request with POST")
+            body = wire.error(error)[1]
+            return web.Response(status=426, body=body, content_type=_JSON, headers={"Upgrade": "HTTP/1.1"})
+        if "x-goog-api-key" in request.headers:
+            wire = wire_for("/v1beta/models/m:generateContent")
         return _refused(wire, WireError("not_found", f"there is no {request.method} {request.path} here"))
 
     def _session(self, request: web.Request) -> Session:
-        bearer = request.headers.get("Authorization", "")
-        key = request.headers.get("x-api-key") or (bearer[7:] if bearer[:7].lower() == "bearer " else "")
+        headers, bearer = request.headers, request.headers.get("Authorization", "")
+        key = headers.get("x-api-key") or (bearer[7:] if bearer[:7].lower() == "bearer " else "")
+        key = key or headers.get("x-goog-api-key") or request.query.get("key", "")
         session = self._gateway.session_of_key(key)
         if session is None or (self._bound is not None and session is not self._bound):
             raise WireError("authentication", "this API key opens no session here")
+        if request.match_info.get("session", session.id) != session.id:
+            raise WireError("authentication", "this API key opens another session than the one the path names")
         return session
 
     async def _parse(self, wire: Wire, request: web.Request) -> ChatRequest:
@@ -110,7 +128,8 @@ class _Handler:
             body = msgspec.json.decode(raw)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise WireError("invalid_request", f"the request body is no JSON: {error}") from error
-        return wire.parse(body, {name.lower(): value for name, value in request.headers.items()})
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        return wire.parse(body, headers, request.path_qs)
 
     async def _turn(self, session: Session, asked: ChatRequest, wire: Wire) -> Told:
         call = session.call(asked, wire.call_prefix)
@@ -123,7 +142,8 @@ class _Handler:
         self, wire: Wire, session: Session, asked: ChatRequest, request: web.Request
     ) -> web.StreamResponse:
         call = session.call(asked, wire.call_prefix)
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        kind = "text/event-stream" if asked.framing == "events" else _JSON
+        response = web.StreamResponse(headers={"Content-Type": kind, "Cache-Control": "no-cache"})
         if isinstance(call, Told):
             await response.prepare(request)
             with session.delivering(call.turn_id):
@@ -137,11 +157,11 @@ class _Handler:
             await response.prepare(request)
             await response.write(wire.head(head, asked))
             try:
-                told = await self._kept_alive(call, head, wire, response)
+                told = await self._kept_alive(call, head, wire, asked, response)
             except WireError as error:
                 if error.kind == "overloaded":  # the word by which clients know that asking again may help
                     error = WireError("overloaded", f"overloaded: {error}")
-                await response.write(wire.error_event(error))
+                await response.write(wire.error_event(error, head, asked))
                 await response.write_eof()
                 return response
             with session.delivering(told.turn_id):
@@ -149,12 +169,14 @@ class _Handler:
                 await response.write_eof()
         return response
 
-    async def _kept_alive(self, call: Call, head: Head, wire: Wire, response: web.StreamResponse) -> Told:
+    async def _kept_alive(
+        self, call: Call, head: Head, wire: Wire, asked: ChatRequest, response: web.StreamResponse
+    ) -> Told:
         while True:
             try:
                 return await asyncio.wait_for(call.result(), self._gateway.limits.keepalive)
             except TimeoutError:
-                await response.write(wire.keepalive(head))
+                await response.write(wire.keepalive(head, asked))
 
 
 def _refused(wire: Wire, error: WireError) -> web.Response:

@@ -315,7 +315,7 @@ class Session:
         request, match, prompt = asked.request, asked.match, asked.prompt
         cut = generation.finish_reason == "length"
         reply = await self._in_thread(
-            lambda: policy.format.parse(output, prompt.tolist(), request.tools, truncated=cut)
+            lambda: policy.format.parse(output, prompt.tolist(), request.callable, truncated=cut)
         )
         turn_id = secrets.token_hex(10)
         sent = [c for c in reply.calls if c.status in SENT_STATUSES]

@@ -14,7 +14,6 @@ from sandlot.chat.messages import Message, ParsedCall, Tool, ToolCall
 from sandlot.gateway.wire.base import Answer, ChatRequest, ErrorKind, Head, WireError
 from sandlot.gateway.wire.canon import (
     Transcript,
-    arguments_of,
     block_text,
     blocks_of,
     branch_of,
@@ -26,12 +25,12 @@ from sandlot.gateway.wire.canon import (
     object_of,
     string,
     text_of,
+    unwrapped,
     visible,
 )
-from sandlot.gateway.wire.framing import arguments_text, encode, event, sent
+from sandlot.gateway.wire.framing import arguments_object, arguments_text, encode, event, sent
 
 _BILLING = "x-anthropic-billing-header:"
-_UNPARSED = "__unparsedToolInput"
 _STOP_REASON = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
 _ERRORS: dict[ErrorKind, tuple[int, str]] = {
     "invalid_request": (400, "invalid_request_error"),
@@ -49,9 +48,10 @@ class AnthropicWire:
 
     name = "anthropic"
     paths: tuple[str, ...] = ("/v1/messages",)
+    count_paths: tuple[str, ...] = ("/v1/messages/count_tokens",)
     call_prefix = "toolu_"
 
-    def parse(self, body: Any, headers: Mapping[str, str]) -> ChatRequest:
+    def parse(self, body: Any, headers: Mapping[str, str], target: str = "") -> ChatRequest:
         """Canonical form of a Messages (or count_tokens) request."""
         body = object_of(body)
         tools = _tools(body.get("tools"))
@@ -65,7 +65,7 @@ class AnthropicWire:
             marked_retry=is_retry(headers),
         )
 
-    def body(self, answer: Answer) -> bytes:
+    def body(self, answer: Answer, request: ChatRequest) -> bytes:
         """The whole message."""
         out = sent(answer)
         blocks: list[dict[str, Any]] = []
@@ -73,17 +73,16 @@ class AnthropicWire:
             blocks.append({"type": "thinking", "thinking": answer.reply.reasoning, "signature": answer.signature})
         if answer.reply.text:
             blocks.append({"type": "text", "text": answer.reply.text})
-        blocks += [_tool_use(call_id, call, _input(call)) for call_id, call in out.calls]
+        blocks += [_tool_use(call_id, call, arguments_object(call)) for call_id, call in out.calls]
         message = _message(answer.head, blocks, answer.output_tokens)
         return encode(message | {"stop_reason": _STOP_REASON[out.finish]})
 
     def head(self, head: Head, request: ChatRequest) -> bytes:
         """`message_start` and a first ping."""
-        return event({"type": "message_start", "message": _message(head, [], 0)}, "message_start") + self.keepalive(
-            head
-        )
+        start = event({"type": "message_start", "message": _message(head, [], 0)}, "message_start")
+        return start + self.keepalive(head, request)
 
-    def keepalive(self, head: Head) -> bytes:
+    def keepalive(self, head: Head, request: ChatRequest) -> bytes:
         """A ping, which every client skips."""
         return event({"type": "ping"}, "ping")
 
@@ -118,7 +117,7 @@ class AnthropicWire:
         """Status and body. 403 is the one that makes the agent stop at once; 529 and nothing else makes it retry."""
         return _ERRORS[error.kind][0], encode(_error(error))
 
-    def error_event(self, error: WireError) -> bytes:
+    def error_event(self, error: WireError, head: Head, request: ChatRequest) -> bytes:
         """The error inside a stream."""
         return event(_error(error), "error")
 
@@ -185,7 +184,7 @@ def _assistant(content: Any, where: str) -> Message:
         elif kind == "redacted_thinking":
             continue  # nothing of it can be read
         elif kind == "tool_use":
-            call = ToolCall(string(block.get("name")), _arguments(block.get("input")), string(block.get("id")))
+            call = ToolCall(string(block.get("name")), unwrapped(block.get("input")), string(block.get("id")))
             calls.append(call)
             marks.append(call.id)
         else:
@@ -193,15 +192,6 @@ def _assistant(content: Any, where: str) -> Message:
     return Message(
         "assistant", join_text(texts), join_text(thoughts), tuple(calls), marks=tuple(mark for mark in marks if mark)
     )
-
-
-def _arguments(value: Any) -> dict[str, Any] | str:
-    """Input of a call; the marked wrapper around arguments that are no object gives the raw text back."""
-    if isinstance(value, dict) and value.keys() == {_UNPARSED}:
-        wrapped = value[_UNPARSED]
-        if isinstance(wrapped, dict) and isinstance(raw := wrapped.get("raw"), str):
-            return raw
-    return arguments_of(value)
 
 
 def _tools(tools: Any) -> tuple[Tool, ...]:
@@ -215,13 +205,6 @@ def _tools(tools: Any) -> tuple[Tool, ...]:
         for tool in tools
         if isinstance(tool, dict) and (name := string(tool.get("name"))) and isinstance(tool.get("input_schema"), dict)
     )
-
-
-def _input(call: ParsedCall) -> dict[str, Any]:
-    """Arguments as the object that this protocol wants; raw text goes into a wrapper that says so."""
-    if isinstance(call.arguments, dict):
-        return call.arguments
-    return {_UNPARSED: {"raw": call.arguments, "len": len(call.arguments)}}
 
 
 def _tool_use(call_id: str, call: ParsedCall, arguments: dict[str, Any]) -> dict[str, Any]:

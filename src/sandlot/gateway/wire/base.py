@@ -38,6 +38,8 @@ class ChatRequest:
     Tool results that follow an assistant message stand in the order of its calls. `branch` is what the headers or
     body say of whose conversation this is (`main`, `subagent:<id>`, `side` when no tools are offered).
     `marked_retry`: the client says it sends this again. `max_tokens` is the agent's wish, None if it has none.
+    `found` are tools that the conversation itself tells of (a tool search found them): they can be called, but the
+    prompt lists `tools` only. `framing`: events, or one JSON array that is written piece by piece.
     """
 
     messages: tuple[Message, ...]
@@ -48,6 +50,13 @@ class ChatRequest:
     branch: str = "main"
     marked_retry: bool = False
     include_usage: bool = True
+    found: tuple[Tool, ...] = ()
+    framing: Literal["events", "array"] = "events"
+
+    @property
+    def callable(self) -> tuple[Tool, ...]:
+        """All tools the model may call."""
+        return (*self.tools, *self.found)
 
 
 @dataclass(frozen=True)
@@ -77,22 +86,25 @@ class Answer:
 
 
 class Wire(Protocol):
-    """One protocol."""
+    """One protocol. `request` is what `parse` made of the request that is being answered."""
 
     name: str
     paths: tuple[str, ...]
-    """Where requests are posted, as route patterns."""
+    """Where requests are posted, as route patterns: `{model}` stands for any text."""
+    count_paths: tuple[str, ...]
+    """Where the same requests are posted to have their tokens counted."""
     call_prefix: str
     """How minted tool-call ids start: `toolu_` or `call_`."""
 
-    def parse(self, body: Any, headers: Mapping[str, str]) -> ChatRequest:
-        """Canonical form of a decoded JSON body. Header names are lower-case. `WireError` when it makes no sense.
+    def parse(self, body: Any, headers: Mapping[str, str], target: str = "") -> ChatRequest:
+        """Canonical form of a decoded JSON body. Header names are lower-case; `target` is the path with its query.
 
         Unknown fields, block types and tool types are accepted: what cannot be rendered becomes a note in its place.
+        `WireError` when the request makes no sense.
         """
         ...
 
-    def body(self, answer: Answer) -> bytes:
+    def body(self, answer: Answer, request: ChatRequest) -> bytes:
         """The whole JSON answer."""
         ...
 
@@ -100,7 +112,7 @@ class Wire(Protocol):
         """First bytes of a stream."""
         ...
 
-    def keepalive(self, head: Head) -> bytes:
+    def keepalive(self, head: Head, request: ChatRequest) -> bytes:
         """A protocol-native no-op event."""
         ...
 
@@ -112,6 +124,10 @@ class Wire(Protocol):
         """HTTP status and JSON body in the dialect's shape."""
         ...
 
-    def error_event(self, error: WireError) -> bytes:
-        """The same inside a stream that has begun."""
+    def error_event(self, error: WireError, head: Head, request: ChatRequest) -> bytes:
+        """The same inside a stream that has begun, which it ends."""
+        ...
+
+    def count_body(self, tokens: int) -> bytes:
+        """The answer that tells the exact number of prompt tokens."""
         ...

@@ -104,6 +104,19 @@ def arguments_of(value: Any) -> dict[str, Any] | str:
     return parsed if isinstance(parsed, dict) else value
 
 
+UNPARSED = "__unparsedToolInput"
+"""The key of the wrapper around arguments that are no object, where a protocol has objects only."""
+
+
+def unwrapped(value: Any) -> dict[str, Any] | str:
+    """Arguments of a call; the marked wrapper around arguments that are no object gives the raw text back."""
+    if isinstance(value, dict) and value.keys() == {UNPARSED}:
+        wrapped = value[UNPARSED]
+        if isinstance(wrapped, dict) and isinstance(raw := wrapped.get("raw"), str):
+            return raw
+    return arguments_of(value)
+
+
 def object_of(body: Any) -> dict[str, Any]:
     """The request body, which must be an object."""
     if not isinstance(body, dict):
@@ -146,6 +159,10 @@ def branch_of(headers: Mapping[str, str], tools: Sequence[Tool]) -> str:
         return f"subagent:{agent}"
     if parent := headers.get("x-parent-session-id"):
         return f"subagent:{headers.get('x-session-id') or parent}"
+    if kind := headers.get("x-openai-subagent"):
+        return f"subagent:{headers.get('thread-id') or headers.get('x-codex-parent-thread-id') or kind}"
+    if '"request_kind":"compaction"' in headers.get("x-codex-turn-metadata", "").replace(" ", ""):
+        return "side"
     return "main" if tools else "side"
 
 
@@ -160,6 +177,7 @@ class Transcript:
         self._messages: list[Message] = []
         self._run: list[tuple[int, Message]] = []
         self._place: dict[str, tuple[int, ToolCall]] = {}
+        self._named: dict[str, tuple[int, ToolCall]] = {}
         self._open: list[tuple[int, ToolCall]] = []
         self._count = 0
 
@@ -172,6 +190,7 @@ class Transcript:
         self._open = []
         for call in message.tool_calls:
             self._open.append((self._count, call))
+            self._named[call.name] = (self._count, call)
             if call.id:
                 self._place[call.id] = (self._count, call)
             self._count += 1
@@ -181,6 +200,10 @@ class Transcript:
         place, call = self._pair(where, call_id, name)
         message = Message("tool", text, tool_call_id=call.id, tool_name=call.name, is_error=is_error)
         self._run.append((place, message))
+
+    def knows(self, call_id: str) -> bool:
+        """Whether an earlier assistant message makes this call."""
+        return call_id in self._place
 
     def done(self) -> tuple[Message, ...]:
         """All messages."""
@@ -196,6 +219,8 @@ class Transcript:
             return self._place[call_id]
         if call_id:
             raise invalid(where, f"this is the result of call {call_id!r}, but no earlier assistant message makes it")
+        if name in self._named:  # the same result once more, as a client that resumes may send it
+            return self._named[name]
         raise invalid(where, "a tool result must name its call by id")
 
     def _end_run(self) -> None:

@@ -10,6 +10,7 @@ import msgspec
 
 from sandlot.chat.messages import CallStatus, ParsedCall
 from sandlot.gateway.wire.base import Answer
+from sandlot.gateway.wire.canon import UNPARSED
 
 UNSENT: frozenset[CallStatus] = frozenset({"unclosed", "missing_name"})
 """Calls that never go out as calls: nobody could run them, or a client would run half of one.
@@ -42,6 +43,13 @@ def sent(answer: Answer) -> Sent:
 def arguments_text(call: ParsedCall) -> str:
     """Arguments as JSON text; what is no object goes out as the raw text that the model wrote."""
     return call.arguments if isinstance(call.arguments, str) else encode(call.arguments).decode()
+
+
+def arguments_object(call: ParsedCall) -> dict[str, Any]:
+    """Arguments for a protocol that has objects only; raw text goes into a wrapper that says so."""
+    if isinstance(call.arguments, dict):
+        return call.arguments
+    return {UNPARSED: {"raw": call.arguments, "len": len(call.arguments)}}
 
 
 def encode(value: Any) -> bytes:

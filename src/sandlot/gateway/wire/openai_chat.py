@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sandlot.chat.messages import Message, ParsedCall, Tool, ToolCall
-from sandlot.gateway.wire.base import Answer, ChatRequest, ErrorKind, Head, WireError
+from sandlot.gateway.wire.base import Answer, ChatRequest, Head, WireError
 from sandlot.gateway.wire.canon import (
     Transcript,
     arguments_of,
@@ -26,22 +26,9 @@ from sandlot.gateway.wire.canon import (
     visible,
 )
 from sandlot.gateway.wire.framing import arguments_text, encode, event, sent
+from sandlot.gateway.wire.openai_shared import ERRORS, error_object, freeform_text, freeform_tool
 
 _DONE = b"data: [DONE]\n\n"
-_ERRORS: dict[ErrorKind, tuple[int, str, str | None]] = {
-    "invalid_request": (400, "invalid_request_error", None),
-    "context_overflow": (400, "invalid_request_error", "context_length_exceeded"),
-    "authentication": (401, "invalid_request_error", "invalid_api_key"),
-    "budget": (403, "insufficient_quota", "insufficient_quota"),
-    "not_found": (404, "invalid_request_error", "not_found"),
-    "too_large": (413, "invalid_request_error", "request_too_large"),
-    "overloaded": (503, "server_error", "overloaded"),
-}
-_FREEFORM: dict[str, Any] = {
-    "type": "object",
-    "properties": {"input": {"type": "string"}},
-    "required": ["input"],
-}
 
 
 class ChatWire:
@@ -49,9 +36,10 @@ class ChatWire:
 
     name = "chat"
     paths: tuple[str, ...] = ("/v1/chat/completions", "/chat/completions")
+    count_paths: tuple[str, ...] = ()
     call_prefix = "call_"
 
-    def parse(self, body: Any, headers: Mapping[str, str]) -> ChatRequest:
+    def parse(self, body: Any, headers: Mapping[str, str], target: str = "") -> ChatRequest:
         """Canonical form of a chat completions request."""
         body = object_of(body)
         if body.get("n") not in (None, 1):
@@ -69,10 +57,11 @@ class ChatWire:
             include_usage=isinstance(options, dict) and options.get("include_usage") is True,
         )
 
-    def body(self, answer: Answer) -> bytes:
+    def body(self, answer: Answer, request: ChatRequest) -> bytes:
         """The whole completion."""
         out = sent(answer)
-        calls = [_call(call_id, call) for call_id, call in out.calls]
+        custom = _custom(request)
+        calls = [_call(call_id, call, custom) for call_id, call in out.calls]
         message: dict[str, Any] = {"role": "assistant", "content": answer.reply.text or (None if calls else "")}
         if answer.reply.reasoning:
             message["reasoning_content"] = answer.reply.reasoning
@@ -87,7 +76,7 @@ class ChatWire:
         """The chunk that names the role."""
         return _chunk(head, request, {"role": "assistant", "content": ""})
 
-    def keepalive(self, head: Head) -> bytes:
+    def keepalive(self, head: Head, request: ChatRequest) -> bytes:
         """A chunk that changes nothing; comments would break some clients' parsers."""
         return event(_frame(head, "chat.completion.chunk", [_choice({})]))
 
@@ -99,10 +88,13 @@ class ChatWire:
             deltas.append({"reasoning_content": answer.reply.reasoning})
         if answer.reply.text:
             deltas.append({"content": answer.reply.text})
+        custom = _custom(request)
         for index, (call_id, call) in enumerate(out.calls):
-            start = _call(call_id, call, arguments="")
-            deltas.append({"tool_calls": [{"index": index, **start}]})
-            deltas.append({"tool_calls": [{"index": index, "function": {"arguments": arguments_text(call)}}]})
+            whole = _call(call_id, call, custom)
+            kind, field = (whole["type"], "input" if whole["type"] == "custom" else "arguments")
+            text = whole[kind].pop(field)
+            deltas.append({"tool_calls": [{"index": index, **whole, kind: {**whole[kind], field: ""}}]})
+            deltas.append({"tool_calls": [{"index": index, kind: {field: text}}]})
         frames = [_chunk(answer.head, request, delta) for delta in deltas]
         frames.append(_chunk(answer.head, request, {}, out.finish))
         if request.include_usage:
@@ -112,11 +104,15 @@ class ChatWire:
 
     def error(self, error: WireError) -> tuple[int, bytes]:
         """Status and body. 403 makes agents stop at once; 503 and nothing else makes them retry."""
-        return _ERRORS[error.kind][0], encode(_error(error))
+        return ERRORS[error.kind][0], encode(error_object(error))
 
-    def error_event(self, error: WireError) -> bytes:
+    def error_event(self, error: WireError, head: Head, request: ChatRequest) -> bytes:
         """The error inside a stream."""
-        return event(_error(error))
+        return event(error_object(error))
+
+    def count_body(self, tokens: int) -> bytes:
+        """This dialect has no path that counts; the shape is that of a usage."""
+        return encode({"prompt_tokens": tokens})
 
 
 def _messages(body: Mapping[str, Any]) -> tuple[Message, ...]:
@@ -166,17 +162,22 @@ def _parse_call(call: Any, where: str) -> ToolCall:
 
 def _tools(body: Mapping[str, Any]) -> tuple[Tool, ...]:
     """Function tools, in either spelling; a freeform tool is shown as a function of one string."""
-    declared = [(entry, entry.get("function")) for entry in _objects(body, "tools")]
-    declared += [(entry, entry) for entry in _objects(body, "functions")]
     tools: list[Tool] = []
-    for entry, function in declared:
-        parameters = function.get("parameters") if isinstance(function, dict) else None
-        if isinstance(custom := entry.get("custom"), dict):
-            function, parameters = custom, _FREEFORM
-        if isinstance(function, dict) and (name := string(function.get("name"))):
-            schema = parameters if isinstance(parameters, dict) else {}
-            tools.append(Tool(name, string(function.get("description")), schema))
+    for entry in _objects(body, "tools"):
+        if isinstance(custom := entry.get("custom"), dict) and (name := string(custom.get("name"))):
+            tools.append(freeform_tool(custom, name))
+        elif isinstance(function := entry.get("function"), dict):
+            tools += _function(function)
+    for function in _objects(body, "functions"):
+        tools += _function(function)
     return tuple(tools)
+
+
+def _function(function: Mapping[str, Any]) -> list[Tool]:
+    if not (name := string(function.get("name"))):
+        return []
+    parameters = function.get("parameters")
+    return [Tool(name, string(function.get("description")), parameters if isinstance(parameters, dict) else {})]
 
 
 def _objects(body: Mapping[str, Any], field: str) -> list[dict[str, Any]]:
@@ -186,9 +187,15 @@ def _objects(body: Mapping[str, Any], field: str) -> list[dict[str, Any]]:
     return [entry for entry in value or [] if isinstance(entry, dict)]
 
 
-def _call(call_id: str, call: ParsedCall, *, arguments: str | None = None) -> dict[str, Any]:
-    text = arguments_text(call) if arguments is None else arguments
-    return {"id": call_id, "type": "function", "function": {"name": call.name, "arguments": text}}
+def _custom(request: ChatRequest) -> frozenset[str]:
+    """Names of the freeform tools."""
+    return frozenset(tool.name for tool in request.tools if tool.kind == "custom")
+
+
+def _call(call_id: str, call: ParsedCall, custom: frozenset[str]) -> dict[str, Any]:
+    if call.name in custom:
+        return {"id": call_id, "type": "custom", "custom": {"name": call.name, "input": freeform_text(call)}}
+    return {"id": call_id, "type": "function", "function": {"name": call.name, "arguments": arguments_text(call)}}
 
 
 def _frame(head: Head, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
@@ -218,8 +225,3 @@ def _usage(answer: Answer) -> dict[str, Any]:
             "rejected_prediction_tokens": 0,
         },
     }
-
-
-def _error(error: WireError) -> dict[str, Any]:
-    _, kind, code = _ERRORS[error.kind]
-    return {"error": {"message": str(error), "type": kind, "param": None, "code": code}}
