@@ -4,7 +4,9 @@ import pytest
 
 from sandlot.grading import grade
 from sandlot.sandbox import SandboxBackend
+from sandlot.tasks import PytestGrading
 from support.cheats import CHEATS, FAIL_TO_PASS, FIXED, GRADING, at_import, calc_patch, calc_task
+from support.honest_suite import NAMES, SOURCE
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -43,3 +45,9 @@ async def test_a_cheat_beside_the_true_fix_is_taken_out_and_listed(backend: Sand
     verdict = await grade(calc_task(), calc_patch(files), backend)
     assert verdict.reward == 1.0
     assert set(verdict.evidence["reverted"]) == {"conftest.py", "tests/test_core.py"}
+
+
+async def test_an_honest_suite_that_touches_everything_is_believed(backend: SandboxBackend) -> None:
+    grading = PytestGrading({"tests/test_core.py": SOURCE}, NAMES, timeout=60.0)
+    verdict = await grade(calc_task(grading), calc_patch({"calc/core.py": FIXED}), backend)
+    assert verdict.reward == 1.0, (verdict.detail, verdict.tests, verdict.evidence)

@@ -73,7 +73,7 @@ class Seal:
         for owner, keys in self._keys:
             found += [owner.__name__ + "." + k for k, v in list(vars(owner).items()) if k not in keys and _function(v)]
         for plugin in self._config.pluginmanager.get_plugins():
-            place = getattr(plugin, "__name__", type(plugin).__module__)
+            place = _module_of(plugin)
             if id(plugin) not in self._plugins and not place.startswith("_pytest.") and not _is_conftest(plugin):
                 found.append("the plugin " + str(place))
         return found
@@ -85,6 +85,13 @@ def _function(value):
     elif isinstance(value, property):
         value = value.fget
     return value if isinstance(value, types.FunctionType) else None
+
+
+def _module_of(plugin):
+    """The name of the module that a plugin (a module, a class or an object) comes from."""
+    if isinstance(plugin, types.ModuleType):
+        return plugin.__name__
+    return str(getattr(plugin, "__module__", None) or type(plugin).__module__)
 
 
 def _is_conftest(plugin):
