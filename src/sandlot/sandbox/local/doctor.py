@@ -37,7 +37,7 @@ async def examine(backend: LocalBackend) -> list[Check]:
             await _network(sandbox),
             await _limits(sandbox),
             await _seccomp(sandbox),
-            *[await _tool(sandbox, name) for name in ("git", "python3", "node")],
+            *[await _tool(sandbox, name) for name in ("git", "python3")],
         ]
 
 
