@@ -4,17 +4,22 @@ Started as `python3 -I run.py` with one JSON document as its stdin. Nothing of t
 and the witness are, so nothing there can take their place. It ends without running exit handlers.
 """
 
+from __future__ import annotations
+
+import importlib
 import json
 import os
 import runpy
 import subprocess
 import sys
 import traceback
+from collections.abc import Callable
+from typing import Any
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
-def channel_fd():
+def channel_fd() -> int:
     """The process's stdout, moved out of reach: descriptor 1 is stderr from now on, descriptor 0 is empty."""
     fd = os.dup(1)
     os.dup2(2, 1)
@@ -24,11 +29,12 @@ def channel_fd():
     return fd
 
 
-def import_pytest(libraries):
+def import_pytest(libraries: list[str]) -> tuple[Any, Any]:
     """Import pytest from `libraries`, or from the environment, before anything of the workdir can be imported."""
     sys.path[:0] = [HERE, *libraries]
     import pytest
-    import sandlot_witness
+
+    sandlot_witness = importlib.import_module("sandlot_witness")
 
     sys.path.remove(HERE)
     for path in libraries:
@@ -43,42 +49,43 @@ def import_pytest(libraries):
     return pytest, sandlot_witness
 
 
-def selector(required, controls):
+def selector(names: list[str], controls: set[str]) -> Callable[[list[str]], list[str]]:
     """Keep the required tests, in their order, between the control tests."""
 
-    def keep(ids):
+    def keep(ids: list[str]) -> list[str]:
         mine = [name for name in ids if name.partition("::")[0] in controls]
         wanted = [name for name in ids if name in required or any(is_cut(r, name) for r in required)]
         half = len(mine) // 2
         return mine[:half] + [name for name in wanted if name not in mine] + mine[half:]
 
-    def is_cut(short, name):
+    def is_cut(short: str, name: str) -> bool:
         short = short.rstrip()
         return "[" in short and not short.endswith("]") and name.startswith(short)
 
-    required = {name.rstrip() for name in required}
+    required = {name.rstrip() for name in names}
     return keep
 
 
-def options(task):
+def options(task: dict[str, Any]) -> list[str]:
     return [
         "--rootdir", task["workdir"], "-p", "no:cacheprovider", "--color=no", "--tb=short", "--maxfail=0", "-rN",
         "--continue-on-collection-errors",
     ]  # fmt: skip
 
 
-def run_named(task, channel, pytest, witness):
+def run_named(task: dict[str, Any], channel: Any, pytest: Any, witness: Any) -> int:
     """The required tests and the control tests in one session."""
     plugin = witness.Witness(channel, "main", selector(task["required"], set(task["controls"])), task["workdir"])
     files = [name for name in task["files"] if os.path.exists(name)]
     return int(pytest.main(options(task) + files, plugins=[plugin]))
 
 
-def run_script(task, channel, pytest, witness):
+def run_script(task: dict[str, Any], channel: Any, pytest: Any, witness: Any) -> int:
     """A script that calls `pytest.main` by itself, then the control tests in the same process."""
-    own_main, sessions = pytest.main, []
+    own_main = pytest.main
+    sessions: list[int] = []
 
-    def main(args=None, plugins=None):
+    def main(args: Any = None, plugins: Any = None) -> Any:
         sessions.append(len(sessions))
         plugin = witness.Witness(channel, f"main-{len(sessions)}")
         return own_main(args, [*(plugins or []), plugin])
@@ -100,7 +107,7 @@ def run_script(task, channel, pytest, witness):
     return int(status)
 
 
-def run_command(task, nonce, fd):
+def run_command(task: dict[str, Any], nonce: str, fd: int) -> int:
     """A shell command; every pytest that it starts finds the witness in its environment."""
     environment = dict(os.environ)
     old = environment.get("PYTHONPATH")
@@ -113,11 +120,11 @@ def run_command(task, nonce, fd):
     )  # fmt: skip
 
 
-def told(fd, nonce, event):
+def told(fd: int, nonce: str, event: dict[str, Any]) -> None:
     os.write(fd, f"\n{nonce} {json.dumps(event)}\n".encode())
 
 
-def main():
+def main() -> int:
     task = json.loads(sys.stdin.buffer.read())
     nonce = task.pop("nonce")
     fd = channel_fd()

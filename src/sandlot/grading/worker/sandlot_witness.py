@@ -14,6 +14,8 @@ import json
 import os
 import sys
 import types
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -24,12 +26,12 @@ _TEXT = 4000
 class Channel:
     """Writes lines `nonce json` to a descriptor that programs started from here do not inherit."""
 
-    def __init__(self, fd, nonce):
+    def __init__(self, fd: int, nonce: str) -> None:
         self._fd, self._nonce, self._pid = fd, nonce, os.getpid()
         self._write, self._dumps, self._getpid = os.write, json.dumps, os.getpid
         os.set_inheritable(fd, False)
 
-    def send(self, **event):
+    def send(self, **event: Any) -> None:
         if self._getpid() != self._pid:
             return
         data = ("\n" + self._nonce + " " + self._dumps(event) + "\n").encode("utf-8", "replace")
@@ -40,9 +42,10 @@ class Channel:
 class Seal:
     """The functions that make up the test runner, remembered so that a change of one is seen."""
 
-    def __init__(self, config):
+    def __init__(self, config: pytest.Config) -> None:
         self._config = config
-        self._functions, self._keys = [], []
+        self._functions: list[tuple[Any, str, Any, Any, Any]] = []
+        self._keys: list[tuple[Any, set[str]]] = []
         for owner, module in self._owners():
             keys = set()
             for key, value in list(vars(owner).items()):
@@ -56,7 +59,7 @@ class Seal:
         self._plugins = {id(plugin) for plugin in config.pluginmanager.get_plugins()}
 
     @staticmethod
-    def _owners():
+    def _owners() -> Iterator[tuple[Any, types.ModuleType]]:
         for name, module in list(sys.modules.items()):
             if name.partition(".")[0] in ("_pytest", "pluggy", "sandlot_witness") or name == "unittest.case":
                 yield module, module
@@ -64,7 +67,7 @@ class Seal:
                     if isinstance(value, type) and value.__module__ == name:
                         yield value, module
 
-    def broken(self):
+    def broken(self) -> list[str]:
         """What is not as it was, by name."""
         found = []
         for owner, key, value, function, code in self._functions:
@@ -79,7 +82,7 @@ class Seal:
         return found
 
 
-def _function(value):
+def _function(value: Any) -> types.FunctionType | None:
     if isinstance(value, (classmethod, staticmethod)):
         value = value.__func__
     elif isinstance(value, property):
@@ -87,59 +90,65 @@ def _function(value):
     return value if isinstance(value, types.FunctionType) else None
 
 
-def _module_of(plugin):
+def _module_of(plugin: object) -> str:
     """The name of the module that a plugin (a module, a class or an object) comes from."""
     if isinstance(plugin, types.ModuleType):
         return plugin.__name__
     return str(getattr(plugin, "__module__", None) or type(plugin).__module__)
 
 
-def _is_conftest(plugin):
+def _is_conftest(plugin: object) -> bool:
     return os.path.basename(getattr(plugin, "__file__", None) or "") == "conftest.py"
 
 
 class Witness:
     """A pytest plugin: which tests were collected, what became of each, and how the session ended."""
 
-    def __init__(self, channel, session, keep=None, path=None):
+    def __init__(
+        self,
+        channel: Channel,
+        session: str,
+        keep: Callable[[list[str]], list[str]] | None = None,
+        path: str | None = None,
+    ) -> None:
         self._channel, self._session, self._keep, self._path = channel, session, keep, path
-        self._phases = {}
-        self._raised = set()
-        self._seal = None
-        self._codes = {}
+        self._phases: dict[str, dict[str, Any]] = {}
+        self._raised: set[str] = set()
+        self._seal: Seal | None = None
+        self._codes: dict[pytest.Item, Any] = {}
 
-    def check(self):
+    def check(self) -> None:
         """Tell, once, when the runner is not what it was at the start."""
         broken = self._seal.broken() if self._seal is not None else []
         if broken:
             self._seal = None
             self.send("broken", names=broken[:20])
 
-    def send(self, kind, **event):
+    def send(self, kind: str, **event: Any) -> None:
         self._channel.send(event=kind, session=self._session, **event)
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_load_initial_conftests(self):
+    def pytest_load_initial_conftests(self) -> None:
         # Only now: plugins that packages in the workdir offer by entry points are not taken.
         if self._path:
             sys.path.insert(0, self._path)
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionstart(self, session):
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
         self.send("start")
         self._seal = Seal(session.config)
 
-    def pytest_collectreport(self, report):
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
             self.send("collect_error", id=report.nodeid, text=str(report.longrepr)[-_TEXT:])
         elif report.skipped and _from_elsewhere(report):
             self.send("foreign_skip", id=report.nodeid)
 
     @pytest.hookimpl(trylast=True)
-    def pytest_collection_modifyitems(self, config, items):
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         if self._keep is not None:
             kept = self._keep([item.nodeid for item in items])
-            by_id = {}
+            by_id: dict[str, list[pytest.Item]] = {}
             for item in items:
                 by_id.setdefault(item.nodeid, []).append(item)
             chosen = [item for name in kept for item in by_id.pop(name, [])]
@@ -152,15 +161,15 @@ class Witness:
         self.check()
 
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
-    def pytest_pyfunc_call(self, pyfuncitem):
+    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> Iterator[None]:
         if _code_of(pyfuncitem) is not self._codes.get(pyfuncitem):
             self.send("broken", names=[pyfuncitem.nodeid])
-        outcome = yield
+        outcome: Any = yield
         if outcome.excinfo is not None:
             self._raised.add(pyfuncitem.nodeid)
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_logreport(self, report):
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         phases = self._phases.setdefault(report.nodeid, {})
         phases[report.when] = report
         if report.when != "teardown":
@@ -174,7 +183,7 @@ class Witness:
             self.send("foreign_skip", id=report.nodeid)
         self._phases[report.nodeid] = {}
 
-    def _result(self, name, phases):
+    def _result(self, name: str, phases: dict[str, Any]) -> str:
         setup, call, teardown = (phases.get(when) for when in ("setup", "call", "teardown"))
         if setup is None or teardown is None:
             return "error"
@@ -187,28 +196,29 @@ class Witness:
         return "failed" if call.failed or name in self._raised else "passed"
 
     @pytest.hookimpl(trylast=True)
-    def pytest_sessionfinish(self, session, exitstatus):
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         self.check()
         self.send("finish", status=int(exitstatus), ran=session.testscollected)
 
 
-def _code_of(item):
+def _code_of(item: pytest.Item) -> Any:
     """The code of the function that a test item runs, or nothing for items that run none."""
     function = getattr(item, "_obj", None)
     return getattr(getattr(function, "__func__", function), "__code__", None)
 
 
-def _from_elsewhere(report):
+def _from_elsewhere(report: Any) -> bool:
     """Whether a skip (or a called xfail) was raised outside of the test's own file: by the code under test, that is."""
-    reason = getattr(report, "wasxfail", None)
+    reason: str | None = getattr(report, "wasxfail", None)
     if reason is not None and not reason.startswith("reason: "):
         return False
-    place = report.longrepr
+    place: Any = report.longrepr
     path = place[0] if isinstance(place, tuple) else getattr(getattr(place, "reprcrash", None), "path", "")
-    return os.path.basename(str(path)) != os.path.basename(report.nodeid.partition("::")[0])
+    file: str = report.nodeid.partition("::")[0]
+    return os.path.basename(str(path)) != os.path.basename(file)
 
 
-def pytest_configure(config):
+def pytest_configure(config: pytest.Config) -> None:
     """Loaded by name: the channel is `fd nonce` in the environment."""
     given = os.environ.pop(CHANNEL, "")
     if given:
