@@ -1,0 +1,24 @@
+"""Sandlot's own files: parquet (which `datasets`, pandas and DuckDB read) and JSON lines, every field as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sandlot.trainers.base import Export, Exporter, Row
+from sandlot.trajectory.store import to_json, write_jsonl, write_samples
+
+
+class _Whole(Exporter):
+    """Writes samples themselves, so that nothing is lost on the way."""
+
+    def write(self, path: Path, export: Export) -> int:
+        (write_samples if self.suffix == "parquet" else write_jsonl)(path, export.samples)
+        return len(export.samples)
+
+
+def _rows(export: Export) -> list[Row]:
+    return [to_json(sample) for sample in export.samples]
+
+
+PARQUET = _Whole("every field of the samples, one parquet file", _rows, suffix="parquet", credited=False)
+JSONL = _Whole("every field of the samples, JSON lines", _rows, credited=False)

@@ -1,0 +1,22 @@
+"""vime: `--custom-generate-function-path sandlot.trainers.vime.generate`, and rows for offline use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sandlot.trainers import slime_hook
+from sandlot.trainers.base import Exporter
+from sandlot.trainers.slime_family import rows, write
+from sandlot.trainers.slime_hook import keep_group, reward_post_process
+
+__all__ = ["EXPORTER", "FLAVOR", "generate", "keep_group", "reward_post_process"]
+
+FLAVOR = slime_hook.Flavor("vime", "vllm_router_ip", "vllm_router_port", "vllm", "vime.rollout.vllm_rollout")
+
+
+async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], evaluation: bool = False) -> Any:
+    """One episode: the rows it became, sharing a `rollout_id`; for evaluation one sample."""
+    return await slime_hook.generate(FLAVOR, args, sample, sampling_params, evaluation=evaluation)
+
+
+EXPORTER = Exporter("vime Samples, JSON lines or (.pt) debug rollout data", rows, credited=False, write_rows=write)
