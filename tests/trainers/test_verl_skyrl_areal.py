@@ -1,0 +1,174 @@
+"""verl, SkyRL and AReaL: their forms, and each rule that they break on or silently train wrongly by."""
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sandlot.trainers import Export, TrainerDataError, areal, skyrl, verl
+from support.rows import make_row
+
+
+def episodes() -> list:
+    return [
+        make_row("a", turns=[(3, 2), (2, 3)], version="4"),
+        make_row("a", turns=[(4, 2)], index=1, branch="side", version="5"),
+        make_row("b", reward=0.0, status="truncated", version="5"),
+        make_row("c", "h", version="5"),
+    ]
+
+
+# -- verl -------------------------------------------------------------------------------------------------------------
+
+
+def test_verl_outputs_of_a_session() -> None:
+    first, second, third = verl.rows(Export(episodes(), sampling={"temperature": 0.8}))
+    assert [r["uid"] for r in (first, second, third)] == ["g", "g", "h"]
+    assert first["session_id"] == "a"
+    one, two = first["outputs"]
+    assert (len(one["prompt_ids"]), len(one["response_ids"])) == (3, 7)
+    assert one["response_mask"] == [1, 1, 0, 0, 1, 1, 1]
+    assert [lp == 0 for lp in one["response_logprobs"]] == [False, False, True, True, False, False, False]
+    assert (one["reward_score"], two["reward_score"]) == (None, 1.0)
+    assert one["extra_fields"] == {
+        "reward_extra_info": {}, "min_global_steps": 4, "max_global_steps": 4, "temperature": 0.8}  # fmt: skip
+    assert second["outputs"][0]["reward_score"] == 0.0
+
+
+def outputs(**changes: Any) -> list[dict[str, Any]]:
+    found = copy.deepcopy(verl.rows(Export(episodes()))[0]["outputs"])
+    found[-1] |= changes
+    return found
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "why"),
+    [
+        ({}, {"estimator": "gae"}, "compares rows"),
+        ({}, {"padded": True}, "one output per session"),
+        ({}, {"prompt_length": 3}, "prompt of 4 tokens is over 3"),
+        ({}, {"response_length": 6}, "response of 7 tokens is over 6"),
+        ({"response_mask": [1, 0]}, {}, "does not end on a sampled token"),
+        ({"response_mask": [1]}, {}, "response_mask has 1 entries"),
+        ({"response_logprobs": [-1.0] * 3}, {}, "response_logprobs has 3 entries"),
+        ({"reward_score": None}, {}, "last output of the session"),
+        ({"extra_fields": {}}, {}, "KeyError"),
+        ({"prompt_ids": []}, {}, "is empty"),
+    ],
+)
+def test_verl_traps(changes: dict[str, Any], options: dict[str, Any], why: str) -> None:
+    verl.validate(outputs())
+    with pytest.raises(TrainerDataError, match=why):
+        verl.validate(outputs(**changes), **options)
+
+
+def test_verl_rewards_on_every_output_are_refused() -> None:
+    twice = outputs()
+    twice[0]["reward_score"] = 1.0
+    with pytest.raises(TrainerDataError, match="only there"):
+        verl.validate(twice)
+    with pytest.raises(TrainerDataError, match="fails the whole group"):
+        verl.validate([])
+    with pytest.raises(TrainerDataError, match="does not truncate"):
+        verl.validate(outputs()[1:], padded=True)
+
+
+def test_verl_caps_come_from_the_command_line() -> None:
+    with pytest.raises(TrainerDataError, match="over 6"):
+        verl.rows(Export(episodes(), options={"response_length": "6"}))
+    with pytest.raises(TrainerDataError, match="whole number above 0"):
+        verl.rows(Export(episodes(), options={"response_length": "-1"}))
+
+
+def test_versions_that_are_no_numbers_are_refused_where_a_trainer_counts() -> None:
+    for rows in (verl.rows, areal.rows):
+        with pytest.raises(TrainerDataError, match="whole numbers"):
+            rows(Export([make_row(version="abc")]))
+
+
+# -- SkyRL ------------------------------------------------------------------------------------------------------------
+
+
+def test_skyrl_generator_output() -> None:
+    rows = episodes()
+    output = skyrl.generator_output([rows[1], rows[3], rows[0], rows[2]])
+    assert [tuple(t.values()) for t in output["trajectory_ids"]] == [("g", 0), ("g", 0), ("h", 0), ("g", 1)]
+    assert output["is_last_step"] == [False, True, True, True]
+    assert output["rewards"] == [0.0, 1.0, 1.0, 0.0]
+    assert output["stop_reasons"] == ["stop", "stop", "stop", "length"]
+    assert output["loss_masks"][0] == [1, 1, 0, 0, 1, 1, 1]
+    assert [len(x) for x in output["rollout_logprobs"]] == [len(x) for x in output["response_ids"]]
+
+
+def skyrl_output(**changes: Any) -> dict[str, Any]:
+    return {**copy.deepcopy(skyrl.generator_output(episodes())), **changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "why"),
+    [
+        ({}, {"estimator": "reinforce++"}, "works on rows"),
+        ({"is_last_step": [False, True, True, np.True_]}, {}, "real booleans"),
+        ({"is_last_step": [False, True, True, False]}, {}, "end of its trajectory"),
+        ({"is_last_step": [False, False, True, True], "rewards": [0.0, 0.0, 0.0, 1.0]}, {}, "has no last step"),
+        ({"rewards": [1.0, 1.0, 0.0, 1.0]}, {}, "not the last step"),
+        ({"rewards": [0.0, [0.0, 1.0], 0.0, 1.0]}, {}, "numbers for some"),
+        ({"rollout_logprobs": None}, {}, "must have logprobs"),
+        ({"rollout_expert_indices": [[0]]}, {}, "routed experts"),
+        ({"stop_reasons": ["stop"]}, {}, "1 stop_reasons for 4 rows"),
+        ({"loss_masks": [[1]] * 4}, {}, "another length"),
+        ({"response_ids": []}, {}, "no rows"),
+    ],
+)
+def test_skyrl_traps(changes: dict[str, Any], options: dict[str, Any], why: str) -> None:
+    skyrl.validate(skyrl_output())
+    with pytest.raises(TrainerDataError, match=why):
+        skyrl.validate(skyrl_output(**changes), **options)
+
+
+def test_skyrl_rows_of_a_trajectory_are_contiguous() -> None:
+    output = skyrl_output()
+    for name in ("trajectory_ids", "is_last_step"):
+        output[name] = [output[name][1], output[name][2], output[name][1], output[name][3]]
+    output["rewards"] = [1.0, 0.0, 1.0, 1.0]
+    with pytest.raises(TrainerDataError, match="not contiguous"):
+        skyrl.validate(output)
+
+
+# -- AReaL ------------------------------------------------------------------------------------------------------------
+
+
+def test_areal_arrays_cover_the_prompt_and_are_not_shifted() -> None:
+    row = areal.rows(Export(episodes()))[0]
+    assert set(row) == set(areal.KEYS)
+    assert row["input_ids"].dtype == row["versions"].dtype == np.int64
+    assert row["input_ids"].shape == row["logprobs"].shape == (1, 10)
+    assert row["loss_mask"].tolist() == [[0, 0, 0, 1, 1, 0, 0, 1, 1, 1]]
+    assert row["versions"].tolist() == [[-1, -1, -1, 4, 4, -1, -1, 4, 4, 4]]
+    assert (row["logprobs"] != 0).astype(int).tolist() == row["loss_mask"].tolist()
+    assert row["rewards"].tolist() == [1.0]
+
+
+def test_areal_traps() -> None:
+    rows = areal.rows(Export(episodes()))
+    areal.validate(rows, group_size=2, adv_norm="batch", episodes=3)
+    with pytest.raises(TrainerDataError, match="set adv_norm to batch"):
+        areal.validate(rows, group_size=2, adv_norm="group", episodes=3)
+    with pytest.raises(TrainerDataError, match="other keys"):
+        areal.validate([rows[0], {**rows[1], "more": 1}])
+    with pytest.raises(TrainerDataError, match="logprobs is"):
+        areal.validate([{**rows[0], "logprobs": rows[0]["logprobs"][0]}])
+    with pytest.raises(TrainerDataError, match="version where nothing"):
+        areal.validate([{**rows[0], "versions": np.zeros((1, 10), dtype=np.int64)}])
+    with pytest.raises(TrainerDataError, match="one finite reward"):
+        areal.validate([{**rows[0], "rewards": np.asarray([np.nan])}])
+
+
+def test_areal_tensors_pad_versions_with_minus_one() -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed here")
+    batch = areal.tensors(episodes())
+    assert batch["input_ids"].shape == (4, 10)
+    assert batch["versions"][1].tolist() == [-1] * 4 + [5, 5] + [-1] * 4
+    assert batch["attention_mask"].sum(1).tolist() == [10, 6, 10, 10]
+    assert batch["rewards"].dtype == torch.float32
