@@ -121,6 +121,8 @@ def _parts_of(content: Any, where: str) -> list[dict[str, Any]]:
     parts = content.get("parts", [content] if "text" in content else None) if isinstance(content, dict) else content
     if parts is None:
         return []
+    if isinstance(parts, dict):
+        parts = [parts]
     if not isinstance(parts, list):
         raise invalid(where, "a content must have a list of parts")
     parts = [{"text": part} if isinstance(part, str) else part for part in parts]

@@ -85,7 +85,7 @@ class InputReader:
         return self._transcript.done(), tuple(self._found)
 
     def _item(self, item: dict[str, Any], where: str) -> None:
-        kind = item.get("type") or ("message" if "role" in item else "")
+        kind = string(item.get("type")) or ("message" if "role" in item else "")
         if kind == "message":
             self._message(item, where)
         elif kind == "reasoning":
