@@ -20,7 +20,7 @@ app = typer.Typer(
 )
 
 COMMANDS = ("quickstart", "rollout", "gateway", "audit", "export", "view", "grade", "doctor")
-GROUPS = ("tasks",)
+GROUPS = ("tasks", "sandbox")
 
 
 @app.callback(invoke_without_command=True)

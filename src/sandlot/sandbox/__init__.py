@@ -7,11 +7,14 @@ from sandlot.sandbox.base import (
     ExecResult,
     Layer,
     Limits,
+    Lists,
     Process,
+    Running,
     Sandbox,
     SandboxBackend,
     SandboxSpec,
     Snapshot,
+    Terminals,
 )
 
 SANDBOXES = Registry("sandlot.sandboxes", {"local": "sandlot.sandbox.local:LocalBackend"})
@@ -23,9 +26,12 @@ __all__ = [
     "ExecResult",
     "Layer",
     "Limits",
+    "Lists",
     "Process",
+    "Running",
     "Sandbox",
     "SandboxBackend",
     "SandboxSpec",
     "Snapshot",
+    "Terminals",
 ]

@@ -192,6 +192,42 @@ class Check:
     cure: str = ""
 
 
+@dataclass(frozen=True)
+class Running:
+    """A sandbox that lives on this machine or account, whoever made it. `started` in seconds since the epoch."""
+
+    id: str
+    image: str
+    owner: str
+    started: float
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@runtime_checkable
+class Terminals(Protocol):
+    """What a sandbox offers besides where it can have terminals for people."""
+
+    async def terminal(
+        self,
+        command: Sequence[str] | str,
+        *,
+        user: str = AGENT_USER,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> tuple[Process, int]:
+        """Start a command on a new terminal of the sandbox: the process, and our side of the terminal as an fd."""
+        ...
+
+
+@runtime_checkable
+class Lists(Protocol):
+    """What a backend offers besides where it can see the sandboxes of other processes."""
+
+    async def running(self) -> list[Running]:
+        """All sandboxes of this backend that live, oldest first."""
+        ...
+
+
 @runtime_checkable
 class SandboxBackend(Protocol):
     """Makes sandboxes. One per process and backend; `close` sweeps what it made."""

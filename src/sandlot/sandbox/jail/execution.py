@@ -7,12 +7,14 @@ lets what is left run on as daemons of the sandbox, and the channel's end kills.
 
 from __future__ import annotations
 
+import fcntl
 import math
 import os
 import resource
 import select
 import signal
 import socket
+import termios
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -157,6 +159,8 @@ def _payload(jail: Jail, body: dict[str, Any], fds: list[int], fault: int) -> No
         stdin = fds[2] if len(fds) > 2 else os.open("/dev/null", os.O_RDONLY)
         for target, fd in enumerate((stdin, fds[0], fds[1])):
             os.dup2(fd, target)
+        if body.get("terminal"):
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
         _limit(jail)
         _drop(jail, *jail.credentials(body["user"]))
         try:

@@ -22,6 +22,7 @@ from sandlot.sandbox.jail import accounts, archive, execution, files, memory, mo
 from sandlot.sandbox.jail.cgroups import Payload
 
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
+_TIOCSPTLCK, _TIOCGPTPEER = 0x40045431, 0x5441
 _MEMORY_WATCH_SECONDS = 0.2
 
 
@@ -185,7 +186,9 @@ def _handle(jail: Jail, channel: socket.socket, op: bytes, body: dict[str, Any],
         files.become(
             *jail.credentials(body["user"]), keep_root=jail.spec["users"] == "single" and body["user"] == "root"
         )
-        if op == b"r":
+        if op == b"t":
+            _send_terminal(channel)
+        elif op == b"r":
             files.send_file(channel, body["path"])
         elif op == b"w":
             files.write_file(body["path"], fds[0], body["mode"])
@@ -193,7 +196,7 @@ def _handle(jail: Jail, channel: socket.socket, op: bytes, body: dict[str, Any],
             archive.unpack(body["path"], fds[0])
         elif op == b"d":
             archive.pack(body["path"], fds[0], frozenset(body["exclude_names"]), body["max_bytes"])
-        if op != b"r":
+        if op not in (b"r", b"t"):
             wire.send_packet(channel, {})
     except OSError as error:
         _fail(channel, error.strerror or str(error), error.errno)
@@ -216,3 +219,11 @@ def _listen(port: int) -> socket.socket:
         raise OSError(error.errno or errno.EIO, f"port {port}: {error.strerror}") from error
     listener.listen(512)
     return listener
+
+
+def _send_terminal(channel: socket.socket) -> None:
+    """Answer with both sides of a new terminal of this sandbox, owned by the user of the request."""
+    master = os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+    fcntl.ioctl(master, _TIOCSPTLCK, struct.pack("i", 0))
+    slave = fcntl.ioctl(master, _TIOCGPTPEER, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+    wire.send_packet(channel, {}, [master, slave])

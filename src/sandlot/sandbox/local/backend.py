@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import os
 import platform
 import secrets
@@ -11,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -20,7 +22,7 @@ from typing import Any
 
 from sandlot.cache import cache_dir
 from sandlot.errors import SandboxError, SandboxUnavailableError
-from sandlot.sandbox.base import AGENT_USER, Check, SandboxSpec, Snapshot
+from sandlot.sandbox.base import AGENT_USER, Check, Running, SandboxSpec, Snapshot
 from sandlot.sandbox.jail import cgroups, leftovers, tree, wire
 from sandlot.sandbox.local import image, limits, state
 from sandlot.sandbox.local.sandbox import LocalSandbox, boot
@@ -112,7 +114,8 @@ class LocalBackend:
             "seccomp": True,
             "image": spec.image if spec.snapshot is None else "snapshot",
         }
-        self._make_directory(body, machine.users)
+        about = {"image": facts["image"], "started": time.time(), "labels": dict(spec.labels)}
+        self._make_directory(body, machine.users, about)
         self._layers.update(layers)
         self._stood_on[identity] = layers
         try:
@@ -129,6 +132,10 @@ class LocalBackend:
     async def sweep(self) -> int:
         """See `SandboxBackend.sweep`."""
         return await asyncio.to_thread(self._sweep)
+
+    async def running(self) -> list[Running]:
+        """See `Lists.running`."""
+        return await asyncio.to_thread(lambda: [one for parent in self._parents() for one in state.running(parent)])
 
     async def doctor(self) -> list[Check]:
         """See `SandboxBackend.doctor`."""
@@ -169,13 +176,8 @@ class LocalBackend:
 
     def _choose(self) -> _Machine:
         self._sweep()
-        candidates = (
-            [self._state_dir] if self._state_dir else [cache_dir() / "sandboxes", Path("/var/tmp"), Path("/dev/shm")]
-        )
         why = ""
-        for parent in candidates:
-            if parent != self._state_dir and parent.parts[:2] in (("/", "var"), ("/", "dev")):
-                parent = parent / f"sandlot-{os.getuid()}"
+        for parent in self._parents():
             try:
                 self._open_run(parent)
             except OSError as error:
@@ -269,13 +271,14 @@ class LocalBackend:
             raise SandboxUnavailableError(f"the workdir {spec.workdir!r} is not an absolute path")
         return layers, str(path), binds
 
-    def _make_directory(self, body: dict[str, Any], users: str) -> None:
+    def _make_directory(self, body: dict[str, Any], users: str, about: dict[str, Any]) -> None:
         directory = Path(body["dir"])
         directory.mkdir(mode=0o700)
         for name in ("upper", "work", "root", "image"):
             (directory / name).mkdir(mode=0o755)
         if users == "range":
             os.chown(directory / "upper", _BASE_ID, _BASE_ID)
+        (directory / "about.json").write_text(json.dumps(about))
         if body["cgroups"]:
             (directory / "groups").write_text("\n".join(body["cgroups"].values()))
 
@@ -306,10 +309,14 @@ class LocalBackend:
                 await asyncio.to_thread(tree.remove, layer)
 
     def _sweep(self) -> int:
-        parents = [self._state_dir] if self._state_dir else [cache_dir() / "sandboxes"]
-        if not self._state_dir:
-            parents += [Path(base) / f"sandlot-{os.getuid()}" for base in ("/var/tmp", "/dev/shm")]
-        return sum(state.sweep(parent) for parent in parents)
+        return sum(state.sweep(parent) for parent in self._parents())
+
+    def _parents(self) -> list[Path]:
+        """Where runs keep their state; a later one is taken when an earlier one cannot hold an overlay."""
+        if self._state_dir:
+            return [self._state_dir]
+        fallbacks = (Path(base) / f"sandlot-{os.getuid()}" for base in ("/var/tmp", "/dev/shm"))
+        return [cache_dir() / "sandboxes", *fallbacks]
 
     def _stop(self) -> None:
         if self._control is not None:

@@ -39,13 +39,15 @@ class Owner(Protocol):
 
 
 class _Drain:
-    """Reads a pipe to its end without ever holding more than the limit."""
+    """Reads a pipe to its end without ever holding more than the limit; no pipe (-1) is an ended one."""
 
     def __init__(self, fd: int, limit: int, on_end: Callable[[], None]) -> None:
         self.data = bytearray()
         self.truncated = False
-        self.ended = False
+        self.ended = fd < 0
         self._fd, self._limit, self._on_end = fd, limit, on_end
+        if self.ended:
+            return
         os.set_blocking(fd, False)
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(fd, self._read)
@@ -81,7 +83,7 @@ class _Drain:
 class LocalProcess:
     """See `Process`. A command has ended when its main process has; daemons that it left may live on until `kill`."""
 
-    def __init__(self, owner: Owner, channel: socket.socket, stdout: int, stderr: int, limit: int) -> None:
+    def __init__(self, owner: Owner, channel: socket.socket, streams: tuple[int, int] | None, limit: int) -> None:
         self._owner, self._channel = owner, channel
         self._kills_at_start = owner.kills
         self._started = time.monotonic()
@@ -91,8 +93,7 @@ class LocalProcess:
         self._status: dict[str, Any] | None = None
         self._timed_out = False
         self._tasks: set[asyncio.Task[None]] = set()
-        self._out = _Drain(stdout, limit, self._on_output_end)
-        self._err = _Drain(stderr, limit, self._on_output_end)
+        self._out, self._err = (_Drain(fd, limit, self._on_output_end) for fd in streams or (-1, -1))
         self._loop.add_reader(channel.fileno(), self._on_channel)
 
     @property

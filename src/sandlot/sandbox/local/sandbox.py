@@ -98,6 +98,25 @@ class LocalSandbox:
         """See `Sandbox.spawn`."""
         return self._start(command, user, cwd, env, stdin)
 
+    async def terminal(
+        self,
+        command: Sequence[str] | str,
+        *,
+        user: str = AGENT_USER,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> tuple[LocalProcess, int]:
+        """See `Terminals.terminal`."""
+        _, (master, slave) = await self._call(b"t", {"user": self._known(user)})
+        try:
+            body = self._command(command, user, cwd, env) | {"terminal": True}
+            return self._launch(body, [slave, slave, slave]), master
+        except BaseException:
+            os.close(master)
+            raise
+        finally:
+            os.close(slave)
+
     def _start(
         self,
         command: Sequence[str] | str,
@@ -106,19 +125,7 @@ class LocalSandbox:
         env: Mapping[str, str] | None,
         stdin: bytes,
     ) -> LocalProcess:
-        body: dict[str, Any] = {
-            "argv": ["/bin/sh", "-c", command] if isinstance(command, str) else list(command),
-            "user": self._known(user),
-            "cwd": cwd or self.spec.workdir,
-            "env": {"PATH": _PATH, "HOME": _HOMES[user], "USER": user, "LANG": "C.UTF-8"}
-            | dict(self.spec.env)
-            | dict(env or {}),
-        }
-        argv, environment = body["argv"], body["env"]
-        if not argv:
-            raise SandboxError("the command is empty; name a program", retryable=False)
-        if any("\0" in text for pair in ((*argv, body["cwd"]), *environment.items()) for text in pair):
-            raise SandboxError("a command, its directory and environment cannot hold a NUL byte", retryable=False)
+        body = self._command(command, user, cwd, env)
         out, out_write = os.pipe2(os.O_CLOEXEC)
         err, err_write = os.pipe2(os.O_CLOEXEC)
         theirs = [out_write, err_write]
@@ -128,13 +135,30 @@ class LocalSandbox:
                     os.fchown(fd, self._owners[user], -1)
             if stdin:
                 theirs.append(wire.memory_file(stdin, name="stdin"))
-            channel = self._request(b"x", body, theirs)
+            return self._launch(body, theirs, (out, err))
         except BaseException:
             aio.close_all((out, err))
             raise
         finally:
             aio.close_all(theirs)
-        process = LocalProcess(self, channel, out, err, self.spec.limits.output)
+
+    def _command(
+        self, command: Sequence[str] | str, user: str, cwd: str | None, env: Mapping[str, str] | None
+    ) -> dict[str, Any]:
+        argv = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
+        environment = {"PATH": _PATH, "HOME": _HOMES[self._known(user)], "USER": user, "LANG": "C.UTF-8"}
+        environment |= {**self.spec.env, **(env or {})}
+        cwd = cwd or self.spec.workdir
+        if not argv:
+            raise SandboxError("the command is empty; name a program", retryable=False)
+        if any("\0" in text for pair in ((*argv, cwd), *environment.items()) for text in pair):
+            raise SandboxError("a command, its directory and environment cannot hold a NUL byte", retryable=False)
+        return {"argv": argv, "user": user, "cwd": cwd, "env": environment}
+
+    def _launch(self, body: dict[str, Any], theirs: Sequence[int], ours: tuple[int, int] | None = None) -> LocalProcess:
+        """Have init run a command; `ours` are the pipes that its output comes from, if it does."""
+        channel = self._request(b"x", body, theirs)
+        process = LocalProcess(self, channel, ours, self.spec.limits.output)
         self._processes.add(process)
         return process
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import secrets
+from contextlib import suppress
 from pathlib import Path
 
 from sandlot.cache import locked
+from sandlot.sandbox.base import Running
 from sandlot.sandbox.jail import leftovers
 
 
@@ -60,6 +63,29 @@ def sweep(parent: Path) -> int:
                 if fd >= 0:
                     os.close(fd)
     return removed
+
+
+def running(parent: Path) -> list[Running]:
+    """The sandboxes of all runs below `parent` that somebody holds, oldest first."""
+    found: list[Running] = []
+    for run in parent.glob("run-*"):
+        try:
+            with open(run / ".lock") as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pass
+        except OSError:
+            continue
+        else:
+            continue
+        for about in run.glob("*/about.json"):
+            with suppress(OSError, ValueError):  # it ends while we look
+                facts = json.loads(about.read_text())
+                owner = f"process {run.name.split('-')[1]}"
+                found.append(
+                    Running(about.parent.name, facts["image"], owner, facts["started"], facts["labels"]),
+                )
+    return sorted(found, key=lambda one: one.started)
 
 
 def namespaces_cure(refused: str) -> str:
