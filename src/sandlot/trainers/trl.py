@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -57,7 +56,7 @@ def rollout_samples(
                 "model_version": min(v for v in whole_versions(s, -1) if v >= 0),
                 "group_id": group_ids[s.group_id],
                 "metrics": {"reward": float(s.reward or 0.0), "trained_tokens": float(trained_tokens(s))},
-                "enqueued_at": time.monotonic(),
+                "enqueued_at": None,
             }
         )
     validate(found, token_budget=token_budget)
