@@ -46,6 +46,21 @@ class SamplingConfig(_Section):
     seed: int | None = None
 
 
+class ChatConfig(_Section):
+    """How messages become prompts and answers are read; see docs/models.md.
+
+    `family` is a model family, `auto` (the one that writes what the checkpoint's template writes, else the template) or
+    `template` (never a family). `thinking` keeps sampled thoughts in the conversation, or leaves them out where the
+    template does. `parser` reads answers in place of the format's own; `template` is a file in place of the
+    checkpoint's.
+    """
+
+    family: str = "auto"
+    thinking: Literal["keep", "template"] = "keep"
+    parser: str | None = None
+    template: Path | None = None
+
+
 class EpisodeLimits(_Section):
     """What one episode may use; None takes the task's own. `wall_clock` in seconds, `context` in tokens."""
 
@@ -67,7 +82,8 @@ class SandboxLimits(_Section):
 class RunConfig(BaseSettings):
     """A run: which tasks, which agents, which policy, how often, where to.
 
-    `engine` is `embedded`, `scripted`, or the URL of a server that speaks vLLM's token-in/token-out protocol; `model`
+    `engine` is `embedded`, `scripted`, or the URL of a server that speaks `engine_kind`'s token-in/token-out protocol
+    (several, with commas between, are replicas of one model); `model`
     the checkpoint directory whose tokenizer and chat template render the prompts (None: the embedded model).
     `attempts` is the size of a group; `concurrency` the episodes at once (0: chosen by the machine). An episode lost
     to infrastructure is repeated up to `retries` times; the run stops when more than `max_infra_share` of the episodes
@@ -86,7 +102,7 @@ class RunConfig(BaseSettings):
     harness: Names = ("pi",)
     sandbox: str = "local"
     engine: str = "embedded"
-    engine_kind: Literal["vllm"] = "vllm"
+    engine_kind: Literal["vllm", "sglang"] = "vllm"
     model: Path | None = None
     served_model: str | None = None
     attempts: int = Field(1, gt=0, le=4096)
@@ -95,6 +111,7 @@ class RunConfig(BaseSettings):
     retries: int = Field(1, ge=0)
     max_infra_share: float = Field(0.5, gt=0, le=1)
     sampling: SamplingConfig = SamplingConfig()
+    chat: ChatConfig = ChatConfig()
     limits: EpisodeLimits = EpisodeLimits()
     sandbox_limits: SandboxLimits = SandboxLimits()
 

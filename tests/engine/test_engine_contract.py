@@ -1,4 +1,4 @@
-"""What every engine must do, run against the embedded engine, the scripted policy and real vLLM through one client."""
+"""What every engine must do: the embedded engine, the scripted policy, real vLLM, and the SGLang client."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 import pytest_asyncio
 from tokenizers import Tokenizer
 
 from sandlot.engine import Engine, SamplingParams
+from sandlot.engine.aborted import EngineAbortedError
 from sandlot.engine.probe import probe
+from sandlot.engine.sglang import SglangEngine
 from sandlot.engine.vllm import VllmEngine
 from sandlot.errors import ContextOverflowError, EngineError, EngineEvidenceError
 from support import engines
+from support.sglang_server import sglang
 from support.toy_model import make_toy_model
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -29,6 +31,7 @@ ENDLESS: dict[str, Any] = {"max_tokens": 1900, "top_k": 1}
 KINDS = [
     "embedded",
     "scripted",
+    "sglang",
     pytest.param(
         "vllm",
         marks=[
@@ -46,7 +49,7 @@ KINDS = [
 class Subject:
     kind: str
     url: str
-    client: VllmEngine
+    client: VllmEngine | SglangEngine
     tokenizer: Tokenizer
 
     def ids(self, text: str) -> list[int]:
@@ -72,10 +75,12 @@ async def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
             script = engines.CONTRACT_SCRIPT
             running = engines.scripted(model, script, directory, max_context=MAX_CONTEXT, delay_s=0.15)
             url = await stack.enter_async_context(running)
+        elif request.param == "sglang":
+            url, _ = await stack.enter_async_context(sglang(model, max_context=MAX_CONTEXT))
         else:
             running = engines.vllm(model, directory, max_context=MAX_CONTEXT, logprobs_mode="processed_logprobs")
             url = await stack.enter_async_context(running)
-        client = VllmEngine(url)
+        client = SglangEngine(url) if request.param == "sglang" else VllmEngine(url)
         stack.push_async_callback(client.close)
         yield Subject(request.param, url, client, Tokenizer.from_file(str(model / "tokenizer.json")))
 
@@ -90,8 +95,8 @@ async def test_it_is_an_engine_and_says_which(subject: Subject) -> None:
     assert isinstance(subject.client, Engine)
     assert info.name == subject.kind
     assert info.max_context == MAX_CONTEXT
-    assert info.model == {"embedded": "model", "scripted": "scripted", "vllm": "toy"}[subject.kind]
-    assert info.logprobs_mode == ("unknown" if subject.kind == "vllm" else "processed")
+    assert info.model == {"scripted": "scripted", "vllm": "toy"}.get(subject.kind, "model")
+    assert info.logprobs_mode == ("unknown" if subject.kind in ("vllm", "sglang") else "processed")
 
 
 async def test_a_length_ending_has_exactly_max_tokens_with_one_logprob_each(subject: Subject) -> None:
@@ -159,7 +164,7 @@ async def test_a_prompt_that_fills_the_context_overflows(subject: Subject) -> No
 
 
 async def test_the_servers_own_refusal_of_a_long_prompt_overflows_too(subject: Subject) -> None:
-    client = VllmEngine(subject.url)
+    client = type(subject.client)(subject.url)
     info = await client.info()
     # As when the server was restarted with a smaller context since the client asked.
     object.__setattr__(info, "max_context", MAX_CONTEXT * 2)
@@ -177,13 +182,15 @@ async def test_the_last_place_in_the_context_can_be_sampled(subject: Subject) ->
 
 
 async def test_an_id_outside_the_vocabulary_is_refused_for_good(subject: Subject) -> None:
+    if subject.kind == "sglang":
+        pytest.skip("SGLang does not look")
     with pytest.raises(EngineError, match="vocabulary") as e:
         await generate(subject, [5, 10_000_000], max_tokens=2)
     assert not e.value.retryable
 
 
 async def test_an_unknown_model_is_named(subject: Subject) -> None:
-    client = VllmEngine(subject.url, model="no-such-model")
+    client = type(subject.client)(subject.url, model="no-such-model")
     try:
         with pytest.raises(EngineError, match="no-such-model") as e:
             await client.info()
@@ -233,12 +240,12 @@ async def test_an_aborted_request_is_refused_and_not_half_a_turn(subject: Subjec
     call = subject.client.generate(subject.prompt(), params, request_id="doomed", session_id="s")
     task = asyncio.ensure_future(call)
     await engines.until_running(subject.url, lambda n: n >= 1)
-    async with aiohttp.ClientSession() as session:
-        body = {"request_ids": ["generate-tokens-doomed"]}
-        async with session.post(subject.url + "/inference/v1/abort_requests", json=body) as response:
-            assert response.status == 200
-    with pytest.raises(EngineEvidenceError, match="abort"):
+    await subject.client.abort("doom")
+    await subject.client.abort("doomed")
+    with pytest.raises(EngineEvidenceError, match="abort") as e:
         await task
+    assert isinstance(e.value, EngineAbortedError)
+    assert 0 <= len(e.value.partial.output_ids) == len(e.value.partial.logprobs) < 1900
     await engines.until_running(subject.url, lambda n: n == 0)
 
 

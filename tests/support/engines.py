@@ -91,7 +91,8 @@ async def running_requests(url: str) -> float:
     """How many requests the engine has in work, as its metrics say."""
     async with aiohttp.ClientSession() as session, session.get(url + "/metrics") as response:
         lines = (await response.text()).splitlines()
-    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("vllm:num_requests_running"))
+    names = ("vllm:num_requests_running", "sglang:num_running_reqs")
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(names))
 
 
 async def until_running(url: str, wanted: Callable[[float], bool]) -> None:

@@ -5,7 +5,7 @@ from sandlot.registry import Registry
 
 ENGINES = Registry(
     "sandlot.engines",
-    {"vllm": "sandlot.engine.vllm:VllmEngine"},
+    {"vllm": "sandlot.engine.vllm:VllmEngine", "sglang": "sandlot.engine.sglang:SglangEngine"},
 )
 
 __all__ = ["ENGINES", "Engine", "EngineInfo", "Generation", "SamplingParams", "VersionSpan", "checked"]

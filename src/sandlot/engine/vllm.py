@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import math
 import re
 from collections.abc import Sequence
 from typing import Any
 
-import aiohttp
 import msgspec
 
+from sandlot.engine.aborted import aborted
 from sandlot.engine.base import EngineInfo, Generation, SamplingParams, VersionSpan, checked
+from sandlot.engine.client import SHORT, EngineClient, message_of, object_of
 from sandlot.engine.wire import ABORT, GENERATE, ID_PREFIX, GenerateReply
-from sandlot.errors import ConfigError, ContextOverflowError, EngineError, EngineEvidenceError
+from sandlot.errors import ContextOverflowError, EngineError, EngineEvidenceError
 
 # Said in every request, because a server may have other defaults and each would change the distribution.
 _PLAIN = {
@@ -28,37 +27,16 @@ _PLAIN = {
 }
 
 _reply_decoder = msgspec.json.Decoder(GenerateReply)
-_TOO_LONG = re.compile(r"maximum (context|model) length|max_model_len|longer than the maximum", re.IGNORECASE)
-# Below uvicorn's 5 s, so that a pooled connection is never used while the server closes it.
-_KEEP_ALIVE_S = 4.0
-_CONNECT_S = 10.0
-_SHORT = aiohttp.ClientTimeout(total=15)
 
 
-class VllmEngine:
-    """One server (or one address of many). Use it in one event loop; `close` it at the end."""
+class VllmEngine(EngineClient):
+    """One vLLM, or one address of many. Use it in one event loop; `close` it at the end."""
 
-    def __init__(
-        self,
-        base_url: str,
-        model: str | None = None,
-        api_key: str | None = None,
-        *,
-        timeout_s: float = 3600.0,
-    ) -> None:
-        """`model` picks a served model or LoRA adapter; without it the server's only one answers."""
-        if not base_url.startswith(("http://", "https://")):
-            raise ConfigError(f"the engine address {base_url!r} is not a URL: write http://HOST:PORT")
-        self.base_url = base_url.rstrip("/").removesuffix("/v1")
-        self.model = model
-        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=_CONNECT_S)
-        self._session: aiohttp.ClientSession | None = None
-        self._info: EngineInfo | None = None
-        self._aborting: set[asyncio.Task[None]] = set()
+    endpoint = GENERATE
+    too_long = re.compile(r"maximum (context|model) length|max_model_len|longer than the maximum", re.IGNORECASE)
 
     async def info(self) -> EngineInfo:
-        served = _object(await self._json("GET", "/v1/models")).get("data")
+        served = object_of(await self.json("GET", "/v1/models")).get("data")
         entries = [e for e in served if isinstance(e, dict)] if isinstance(served, list) else []
         entry = next((e for e in entries if self.model in (None, e.get("id"))), None)
         if entry is None:
@@ -70,7 +48,7 @@ class VllmEngine:
                 f"{self.base_url}/v1/models does not say max_model_len: serve the model with vLLM", retryable=False
             )
         await self._require_endpoint()
-        own = _object(entry.get("sandlot") or {})
+        own = object_of(entry.get("sandlot") or {})
         self._info = EngineInfo(
             name=own.get("engine", "vllm"),
             model=str(entry.get("id")),
@@ -84,14 +62,14 @@ class VllmEngine:
 
     async def _require_endpoint(self) -> None:
         """An empty request is refused for its body where the token endpoint is on, and for itself where it is not."""
-        status, raw = await self._request("POST", GENERATE, b"{}", {}, _SHORT)
+        status, raw = await self.request("POST", GENERATE, b"{}", {}, SHORT)
         if status in (401, 403, 404, 405):
-            raise self._failure(status, raw, 0)
+            raise self.failure(status, raw, 0, GENERATE)
 
     async def _version(self) -> str | None:
         """Routers in front of engines often have no version to tell."""
         try:
-            version = _object(await self._json("GET", "/version")).get("version")
+            version = object_of(await self.json("GET", "/version")).get("version")
         except EngineError:
             return None
         return str(version) if version else None
@@ -143,12 +121,12 @@ class VllmEngine:
             result.append(found.logprob)
         return result
 
-    async def close(self) -> None:
-        if self._aborting:
-            await asyncio.wait(self._aborting)
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+    async def abort(self, request_id: str) -> None:
+        """End a request early. Ids not in work are ignored."""
+        await self.send_abort(ID_PREFIX + request_id)
+
+    async def send_abort(self, wire_id: str) -> None:
+        await self.request("POST", ABORT, msgspec.json.encode({"request_ids": [wire_id]}), {}, SHORT)
 
     async def _generate(
         self, ids: Sequence[int], params: dict[str, Any], request_id: str | None, session_id: str | None
@@ -159,15 +137,8 @@ class VllmEngine:
         if self.model is not None:
             body["model"] = self.model
         headers = {"X-Session-ID": session_id} if session_id else {}
-        try:
-            status, raw = await self._request("POST", GENERATE, msgspec.json.encode(body), headers)
-        except asyncio.CancelledError:
-            # Closing the connection frees the slot; a proxy in between may hide that, so say it as well.
-            if request_id is not None:
-                self._abort(request_id)
-            raise
-        if status != 200:
-            raise self._failure(status, raw, len(ids))
+        wire_id = None if request_id is None else ID_PREFIX + request_id
+        raw = await self.ask(body, headers, wire_id=wire_id, prompt_tokens=len(ids))
         try:
             return _reply_decoder.decode(raw)
         except msgspec.DecodeError as e:
@@ -175,65 +146,9 @@ class VllmEngine:
                 f"the engine's reply is refused: it is not the JSON of {GENERATE} ({e}); nothing was recorded"
             ) from e
 
-    def _abort(self, request_id: str) -> None:
-        async def send() -> None:
-            body = msgspec.json.encode({"request_ids": [ID_PREFIX + request_id]})
-            with contextlib.suppress(EngineError):
-                await self._request("POST", ABORT, body, {}, _SHORT)
-
-        task = asyncio.get_running_loop().create_task(send())
-        self._aborting.add(task)
-        task.add_done_callback(self._aborting.discard)
-
-    async def _json(self, method: str, path: str) -> Any:
-        status, raw = await self._request(method, path, None, {}, _SHORT)
-        if status != 200:
-            raise self._failure(status, raw, 0, path)
-        try:
-            return msgspec.json.decode(raw)
-        except msgspec.DecodeError as e:
-            raise EngineError(
-                f"{self.base_url}{path} does not answer in JSON: is it an engine?", retryable=False
-            ) from e
-
-    async def _request(
-        self,
-        method: str,
-        path: str,
-        body: bytes | None,
-        headers: dict[str, str],
-        timeout: aiohttp.ClientTimeout | None = None,
-    ) -> tuple[int, bytes]:
-        if self._session is None:
-            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S)
-            self._session = aiohttp.ClientSession(connector=connector, headers=self._headers, timeout=self._timeout)
-        if body is not None:
-            headers = {**headers, "Content-Type": "application/json"}
-        try:
-            async with self._session.request(
-                method, self.base_url + path, data=body, headers=headers, timeout=timeout or self._timeout
-            ) as response:
-                return response.status, await response.read()
-        except aiohttp.ClientConnectorError as e:
-            raise EngineError(
-                f"no engine answers at {self.base_url} ({e.os_error.strerror or e}): start it, or give its address "
-                "with --engine URL"
-            ) from e
-        except TimeoutError as e:
-            raise EngineError(f"the engine at {self.base_url} did not answer {path} in time") from e
-        except aiohttp.ClientError as e:
-            raise EngineError(
-                f"the connection to the engine at {self.base_url} broke ({type(e).__name__}: {e}): see its log"
-            ) from e
-
-    def _failure(self, status: int, raw: bytes, prompt_tokens: int, path: str = GENERATE) -> Exception:
-        """The error that an answer other than 200 means."""
-        message = _message(raw)
+    def failure(self, status: int, raw: bytes, prompt_tokens: int, path: str) -> Exception:
+        message = message_of(raw)
         where = f"{self.base_url}{path}"
-        if status == 400 and self._info is not None and _TOO_LONG.search(message):
-            return ContextOverflowError(prompt_tokens, self._info.max_context)
-        if status == 401:
-            return EngineError(f"{where} wants another API key: {message}", retryable=False)
         if status == 403:
             return EngineError(
                 f"{where} is switched off there: start vLLM with --enable-scale-out ({message})", retryable=False
@@ -245,8 +160,7 @@ class VllmEngine:
                 f"{where} does not exist there: the engine must be vLLM 0.32 or newer, or Sandlot's own",
                 retryable=False,
             )
-        retryable = status >= 500 or status in (408, 425, 429)
-        return EngineError(f"the engine at {where} answered {status}: {message}", retryable=retryable)
+        return super().failure(status, raw, prompt_tokens, path)
 
 
 def _generation(reply: GenerateReply) -> Generation:
@@ -261,7 +175,10 @@ def _generation(reply: GenerateReply) -> Generation:
         raise refuse(f"it holds {len(reply.choices)} choices instead of one")
     choice = reply.choices[0]
     entries = choice.logprobs.content if choice.logprobs else None
-    if choice.finish_reason is not None and choice.finish_reason not in ("stop", "length"):
+    ended_early = choice.finish_reason == "abort"
+    if entries is None and ended_early and not choice.token_ids:
+        entries = []
+    if choice.finish_reason is not None and choice.finish_reason not in ("stop", "length", "abort"):
         raise refuse(f"finish reason {choice.finish_reason!r} is not a finished turn")
     if entries is None:
         raise refuse("it has no logprobs")
@@ -276,23 +193,8 @@ def _generation(reply: GenerateReply) -> Generation:
         routed_experts=choice.routed_experts,
         cached_tokens=details.cached_tokens if details else None,
     )
-    return checked(
-        generation,
-        logprob_ids=[e.token_id for e in entries],
-        reported_tokens=usage.completion_tokens if usage else None,
-    )
-
-
-def _object(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _message(raw: bytes) -> str:
-    """The sentence in an error body, whatever its shape."""
-    try:
-        body = _object(msgspec.json.decode(raw))
-    except msgspec.DecodeError:
-        body = {}
-    error = body.get("error", body.get("detail", body.get("message")))
-    text = error.get("message") if isinstance(error, dict) else error
-    return (str(text) if text else raw.decode(errors="replace"))[:500] or "no reason given"
+    logprob_ids = [e.token_id for e in entries]
+    reported = usage.completion_tokens if usage else None
+    if ended_early:
+        raise aborted(generation, logprob_ids=logprob_ids, reported_tokens=reported)
+    return checked(generation, logprob_ids=logprob_ids, reported_tokens=reported)

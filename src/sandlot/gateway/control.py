@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -55,6 +55,10 @@ class _Finish(_Strict):
     reward: float | None = Field(None, ge=0, le=1, allow_inf_nan=False)
     group_id: str = ""
     metadata: dict[str, Any] = {}
+
+
+class _Pause(_Strict):
+    mode: Literal["drain", "abort"] = "drain"
 
 
 class _Resume(_Strict):
@@ -109,7 +113,8 @@ class _Control:
         return web.Response(status=204)
 
     async def pause(self, request: web.Request) -> web.StreamResponse:
-        await self._gateway.pause()
+        body = await _body(request, _Pause)
+        await self._gateway.pause(body.mode)
         return _json({"paused": True})
 
     async def resume(self, request: web.Request) -> web.StreamResponse:

@@ -16,6 +16,7 @@ from typing import Any
 from aiohttp import web
 
 from sandlot.engine.base import SamplingParams
+from sandlot.engine.resumable import PauseMode, ResumableEngine
 from sandlot.errors import ConfigError
 from sandlot.gateway.limits import GatewayLimits, SessionLimits
 from sandlot.gateway.metrics import Metrics
@@ -69,21 +70,16 @@ class Gateway:
         session_limits: SessionLimits | None = None,
         recorder: RecorderFactory | None = None,
     ) -> None:
-        self.policy = policy
+        self._engine = ResumableEngine(policy.engine)
+        self.policy = replace(policy, engine=self._engine)
         self.limits = limits or GatewayLimits()
         self.session_limits = session_limits or SessionLimits()
         self.started = time.time()
-        self.weight_version = "0"
         self.metrics = Metrics(self)
         self.sessions: dict[str, Session] = {}
         self._recorder = recorder or (lambda session_id, header: NoRecorder())
         self._keys: dict[bytes, Session] = {}
         self._finished: dict[str, Finished] = {}
-        self._running = asyncio.Event()
-        self._running.set()
-        self._active = 0
-        self._drained = asyncio.Event()
-        self._drained.set()
         self._runners: list[web.AppRunner] = []
         self._threads = ThreadPoolExecutor(max_workers=8, thread_name_prefix="sandlot-gateway")
 
@@ -203,33 +199,30 @@ class Gateway:
 
     # -- weight updates -----------------------------------------------------------------------------------------
 
-    async def pause(self) -> None:
-        """Hold back new engine calls and wait until the ones under way are done."""
-        self._running.clear()
-        await self._drained.wait()
+    async def pause(self, mode: PauseMode = "drain") -> None:
+        """Hold back new engine calls and wait until none is at the engine.
+
+        `drain` lets the calls under way finish. `abort` ends them at the engine and keeps what they sampled: after
+        `resume` they go on from there, as one turn with a version span per part. `ConfigError` when the engine cannot.
+        """
+        await self._engine.pause(mode)
 
     def resume(self, weight_version: str | None = None) -> None:
-        """Let calls go on; turns from now on carry `weight_version` where the engine names none."""
-        if weight_version is not None:
-            self.weight_version = weight_version
-        self._running.set()
+        """Let calls go on; tokens from now on carry `weight_version` where the engine names none."""
+        self._engine.resume(weight_version)
 
     @property
     def paused(self) -> bool:
-        return not self._running.is_set()
+        return self._engine.paused
+
+    @property
+    def weight_version(self) -> str:
+        return self._engine.weight_version
 
     @contextlib.asynccontextmanager
     async def _gate(self) -> AsyncIterator[str]:
-        """Around each engine call: waits while paused, gives the weight version in force."""
-        await self._running.wait()
-        self._active += 1
-        self._drained.clear()
-        try:
-            yield self.weight_version
-        finally:
-            self._active -= 1
-            if self._active == 0:
-                self._drained.set()
+        """Around each engine call: gives the weight version in force."""
+        yield self.weight_version
 
     # -- sockets ------------------------------------------------------------------------------------------------
 

@@ -12,10 +12,11 @@ from pathlib import Path
 from sandlot.cache import cache_dir
 from sandlot.chat.format import load_chat_format
 from sandlot.config import RunConfig
-from sandlot.engine import ENGINES, SamplingParams
+from sandlot.engine import ENGINES, Engine, SamplingParams
 from sandlot.engine.embedded_model import prepare_embedded_model
 from sandlot.engine.probe import probe
 from sandlot.engine.process import EngineProcess
+from sandlot.engine.replicas import ReplicatedEngine
 from sandlot.errors import ConfigError, ModelError
 from sandlot.gateway.session import Policy
 from sandlot.rollout.scripts import idle_scripts, solution_scripts
@@ -45,15 +46,23 @@ async def policy_of(
         model_dir = await asyncio.to_thread(prepare_embedded_model, cache_dir(), say)
     if not model_dir.is_dir():
         raise ModelError(f"{model_dir} is no checkpoint directory: give one with tokenizer.json and a chat template")
-    fmt = await asyncio.to_thread(load_chat_format, model_dir)
+    chat = config.chat
+    fmt = await asyncio.to_thread(
+        load_chat_format,
+        model_dir,
+        template=chat.template,
+        thinking=chat.thinking,
+        family=None if chat.family == "template" else chat.family,
+        parser=chat.parser,
+    )
     async with AsyncExitStack() as stack:
         url = config.engine
         if url in EMBEDDED:
             say(f"starting the {url} engine")
-            url = (await stack.enter_async_context(_embedded(config, model_dir, tasks, log))).url
-        elif "://" not in url:
-            raise ConfigError(f"engine {url!r} is neither a URL nor one of {', '.join(EMBEDDED)}")
-        engine = ENGINES.get(config.engine_kind)(url, config.served_model)
+            process = await stack.enter_async_context(_embedded(config, model_dir, tasks, log))
+            engine = engine_at(process.url, "vllm", config.served_model)
+        else:
+            engine = engine_at(url, config.engine_kind, config.served_model)
         stack.push_async_callback(engine.close)
         info = await engine.info()
         if info.vocab_size is not None and fmt.vocab_size > info.vocab_size:
@@ -63,9 +72,30 @@ async def policy_of(
             )
         sampling = SamplingParams(**config.sampling.model_dump())
         say("probing the engine's logprobs")
-        mode = await probe(engine, sampling, prompt_ids=fmt.encode(_PROBE))
+        members = engine.replicas.values() if isinstance(engine, ReplicatedEngine) else [engine]
+        modes = {await probe(member, sampling, prompt_ids=fmt.encode(_PROBE)) for member in members}
+        if len(modes) > 1:
+            raise ModelError(
+                f"the replicas give logprobs of different kinds ({', '.join(sorted(modes))}): start all with the same "
+                "options"
+            )
+        mode = modes.pop()
         context = min(info.max_context, config.limits.context or info.max_context)
         yield Policy(engine, fmt, info.model, sampling, context, mode)
+
+
+def engine_at(urls: str, kind: str, served_model: str | None = None) -> Engine:
+    """The client of one engine, or of several replicas where `urls` has commas."""
+    addresses = [address.strip() for address in urls.split(",") if address.strip()]
+    if not addresses or not all("://" in address for address in addresses):
+        raise ConfigError(
+            f"engine {urls!r} is neither a URL (or several, with commas) nor one of {', '.join(EMBEDDED)}"
+        )
+    if len(set(addresses)) < len(addresses):
+        raise ConfigError(f"engine {urls!r} names an address twice")
+    make = ENGINES.get(kind)
+    engines: dict[str, Engine] = {address: make(address, served_model) for address in addresses}
+    return ReplicatedEngine(engines) if len(engines) > 1 else engines[addresses[0]]
 
 
 @asynccontextmanager
