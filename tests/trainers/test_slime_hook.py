@@ -1,0 +1,229 @@
+"""`generate` of slime and vime end to end: real gateway, engine process, sandbox, agent, grading; only the trainer is
+a stand-in."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sandlot.engine.process import EngineProcess
+from sandlot.errors import ConfigError, SandlotError
+from sandlot.harness import HARNESSES
+from sandlot.rollout.scripts import idle_scripts, solution_scripts
+from sandlot.tasks import load_tasks
+from sandlot.trainers import slime, slime_hook, vime
+from sandlot.trainers.live import read_rollout_file
+from sandlot.trainers.slime_hook import reward_post_process
+from support.slime_sample import StandIn, arguments, needs_reward_model, sampling_params, train_data
+from support.toy_model import make_toy_model
+
+TASK = "page-count"
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_toy_model(tmp_path_factory.mktemp("toy"))
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`page-count` is solved; of every other task the agent only looks at the files."""
+    tasks = load_tasks("bundled")
+    solved = solution_scripts([t for t in tasks if t.id == TASK])
+    idle = idle_scripts([t for t in tasks if t.id != TASK])
+    file = tmp_path_factory.mktemp("script") / "scripts.json"
+    file.write_text(json.dumps({"scripts": solved["scripts"] + idle["scripts"], "fallback": solved["fallback"]}))
+    return file
+
+
+@pytest.fixture
+async def args(
+    model_dir: Path, script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[SimpleNamespace]:
+    """Arguments of a trainer whose router is a scripted engine, and whose agent is the tests' tiny one."""
+    monkeypatch.setitem(HARNESSES._builtin, "tiny", "support.tiny_agent:TinyAgent")
+    file = tmp_path / "rollout.toml"
+    file.write_text(
+        f'tasks = "bundled"\nharness = ["tiny"]\nretries = 0\nconcurrency = 8\n[trainer]\nout = "{tmp_path / "out"}"\n'
+        'engine_kind = "vllm"\n'
+    )
+    async with EngineProcess(model_dir, kind="scripted", script=script) as engine:
+        host, port = engine.url.removeprefix("http://").split(":")
+        made = arguments(sandlot_config=str(file), hf_checkpoint=str(model_dir))
+        for prefix in ("sglang", "vllm"):
+            setattr(made, f"{prefix}_router_ip", host)
+            setattr(made, f"{prefix}_router_port", int(port))
+        yield made
+        await slime_hook.close()
+
+
+def sample_of(task: str = TASK, index: int = 0, **fields: Any) -> StandIn:
+    return StandIn(group_index=0, index=index, prompt="p", metadata={"instance_id": task}, **fields)
+
+
+@pytest.fixture
+def loaded_rollout_module() -> Iterator[SimpleNamespace]:
+    """The trainer's rollout module with its abort flag, as it would be loaded in the trainer's process."""
+    flag = SimpleNamespace(aborted=False)
+    module = ModuleType(vime.FLAVOR.rollout_module)
+    module.GenerateState = lambda args: flag  # type: ignore[attr-defined]
+    sys.modules[module.__name__] = module
+    yield flag
+    del sys.modules[module.__name__]
+
+
+@pytest.mark.slow
+async def test_a_group_from_generate_to_training_data(args: SimpleNamespace) -> None:
+    samples = [sample_of(index=0), sample_of("ini-quotes", 1), sample_of("no-such-task", 2), sample_of(index=3)]
+    group = await asyncio.gather(*(slime.generate(args, s, sampling_params()) for s in samples))
+    assert all(isinstance(rollout, list) for rollout in group)
+    assert [rollout[0].reward for rollout in group] == [1.0, 0.0, 0.0, 1.0]
+    assert [rollout[0].status.value for rollout in group] == ["completed", "completed", "aborted", "completed"]
+    assert [{s.rollout_id for s in rollout} for rollout in group] == [{0}, {1}, {2}, {3}]
+    assert "no task 'no-such-task'" in group[2][0].metadata["sandlot"]["why"]
+    assert not any(needs_reward_model(rollout) for rollout in group)
+    data = train_data(args, [list(group)], reward_post_process)
+    by_rollout = dict(zip(data["rollout_ids"], data["rewards"], strict=True))
+    assert by_rollout == pytest.approx({0: 0.57735, 1: -1.1547, 2: 0.0, 3: 0.57735}, rel=1e-3)
+    solved = group[0][0]
+    assert solved.metadata["instance_id"] == TASK
+    assert solved.metadata["sandlot"]["task"] == TASK
+    assert sum(solved.loss_mask) == sum(1 for lp in solved.rollout_log_probs if lp != 0)
+    trained = {r: sum(m) for r, m in zip(data["rollout_ids"], data["loss_masks"], strict=True)}
+    assert trained[2] == 0
+    assert min(trained[0], trained[1], trained[3]) > 0
+    assert solved.tokens is not group[3][0].tokens
+
+
+@pytest.mark.slow
+async def test_evaluation_gives_one_sample_and_its_own_sampling(args: SimpleNamespace) -> None:
+    made = await vime.generate(args, sample_of(), sampling_params(temperature=0.6, top_p=0.9), evaluation=True)
+    assert isinstance(made, StandIn)
+    assert (made.reward, made.status) == (1.0, StandIn.Status.COMPLETED)
+    lost = await vime.generate(args, sample_of("gone"), sampling_params(), evaluation=True)
+    assert isinstance(lost, StandIn)
+    assert (lost.reward, lost.status, lost.remove_sample) == (0.0, StandIn.Status.ABORTED, True)
+
+
+@pytest.mark.slow
+async def test_the_trainers_abort_and_a_cancellation_end_episodes_at_once(
+    args: SimpleNamespace, loaded_rollout_module: SimpleNamespace
+) -> None:
+    await vime.generate(args, sample_of("ini-quotes"), sampling_params())  # everything is installed and open
+    loaded_rollout_module.aborted = True
+    (ended,) = await asyncio.wait_for(vime.generate(args, sample_of(), sampling_params()), 30)
+    assert (ended.status, ended.remove_sample) == (StandIn.Status.ABORTED, True)
+    assert ended.metadata["sandlot"]["why"] == "the trainer ended the rollout"
+    loaded_rollout_module.aborted = False
+    running = asyncio.create_task(vime.generate(args, sample_of(index=1), sampling_params()))
+    await asyncio.sleep(0.3)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    (after,) = await vime.generate(args, sample_of(index=1), sampling_params())
+    assert after.reward == 1.0
+
+
+@pytest.mark.slow
+async def test_an_engine_that_goes_away_aborts_and_never_trains(args: SimpleNamespace) -> None:
+    (good,) = await vime.generate(args, sample_of(), sampling_params())
+    assert good.reward == 1.0
+    state = await slime_hook._states[asyncio.get_running_loop()]
+    policy = state.rollouts.policy
+    policy.engine.base_url = "http://127.0.0.1:9"  # type: ignore[attr-defined]
+    for gateway in state.rollouts._gateways.values():
+        object.__setattr__(gateway.limits, "engine_retry_delays", ())
+    (lost,) = await vime.generate(args, sample_of(), sampling_params())
+    assert (lost.status, lost.remove_sample, lost.loss_mask) == (StandIn.Status.ABORTED, True, [0])
+    assert "infra_error" in lost.metadata["sandlot"]["why"]
+
+
+@pytest.mark.slow
+async def test_a_whole_batch_at_once(args: SimpleNamespace) -> None:
+    count = 64 if os.environ.get("CI") else 16
+    names = [TASK, "ini-quotes"]
+    rollouts = await asyncio.gather(
+        *(vime.generate(args, sample_of(names[k % 2], k), sampling_params()) for k in range(count))
+    )
+    assert [r[0].reward for r in rollouts] == [1.0, 0.0] * (count // 2)
+    episodes = {r[0].metadata["sandlot"]["episode_id"] for r in rollouts}
+    assert len(episodes) == count
+
+
+@pytest.mark.slow
+@pytest.mark.npm
+@pytest.mark.parametrize("agent", ["claude-code", "pi"])
+async def test_real_agents_give_rows_that_train(args: SimpleNamespace, agent: str) -> None:
+    file = Path(args.sandlot_config)
+    file.write_text(file.read_text().replace('"tiny"', f'"{agent}"'))
+    rows = await vime.generate(args, sample_of(), sampling_params(max_new_tokens=None))
+    assert {s.status.value for s in rows} <= {"completed", "truncated"}
+    assert {s.reward for s in rows} == {1.0}
+    data = train_data(args, [[rows]], reward_post_process)
+    assert all(sum(mask) > 0 for mask in data["loss_masks"])
+    assert data["rewards"] == [0.0] * len(rows)
+
+
+# -- what stops everything is said at once ----------------------------------------------------------------------------
+
+
+async def test_a_missing_configuration_is_named(tmp_path: Path) -> None:
+    args = arguments(hf_checkpoint="x")
+    with pytest.raises(ConfigError, match="--custom-config-path"):
+        await slime.generate(args, sample_of(), sampling_params())
+    with pytest.raises(ConfigError, match="cannot be read"):
+        await slime.generate(
+            arguments(hf_checkpoint="x", sandlot_config=str(tmp_path / "no.toml")), sample_of(), sampling_params()
+        )
+    file = tmp_path / "rollout.toml"
+    file.write_text(f'[trainer]\nout = "{tmp_path}"\n')
+    with pytest.raises(ConfigError, match="has not started its router"):
+        await slime.generate(arguments(hf_checkpoint="x", sandlot_config=str(file)), sample_of(), sampling_params())
+
+
+async def test_an_old_trainer_without_rollout_ids_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"no Sample\.rollout_id"):
+        await slime.generate(arguments(), SimpleNamespace(), sampling_params())
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("harness = ['pi']\n", "trainer.out"),
+        ("[trainer]\nout = 'x'\nmore = 1\n", "trainer.more"),
+        ("nonsense = 1\n[trainer]\nout = 'x'\n", "nonsense"),
+        ("[trainer\n", "no valid TOML"),
+    ],
+)
+def test_a_wrong_rollout_file_is_named(text: str, why: str, tmp_path: Path) -> None:
+    file = tmp_path / "rollout.toml"
+    file.write_text(text)
+    with pytest.raises(SandlotError, match=why):
+        read_rollout_file(file)
+
+
+async def test_nothing_is_left_running_when_the_trainer_aborts() -> None:
+    ended = asyncio.Event()
+
+    async def work() -> int:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
+        return 1
+
+    assert await slime_hook._unless(lambda: True, work()) is None
+    assert ended.is_set()
+
+    async def quick() -> int:
+        return 7
+
+    assert await slime_hook._unless(lambda: True, quick()) == 7
