@@ -15,6 +15,7 @@ from sandlot.engine.base import Generation, SamplingParams, checked
 from sandlot.errors import EngineError, EngineEvidenceError
 from sandlot.gateway import GatewayLimits, SessionLimits
 from sandlot.gateway.wire import wire_for
+from sandlot.gateway.wire.anthropic import AnthropicWire
 from sandlot.trajectory.turn import ids_sha256
 from support.policy import call_text, encode_control
 from support.rig import BASH, Kept, MakeRig, Rig, ask
@@ -220,6 +221,22 @@ async def test_a_client_that_leaves_before_the_reply_leaves_no_turn(make_rig: Ma
         await rig.messages(ask("hi"))
         assert len(rig.kept.turns) == 1
         assert rig.session.counters.abandoned == 1
+
+
+async def test_a_retry_right_after_leaving_does_not_join_the_dying_call(make_rig: MakeRig) -> None:
+    rig = await make_rig()
+    rig.engine.hold = True
+    request = AnthropicWire().parse(ask("hi"), {})
+    first = rig.session.call(request, "toolu_")
+    with first:
+        await rig.engine.asked.wait()
+    rig.engine.hold = False
+    second = rig.session.call(request, "toolu_")
+    assert second is not first
+    with second:
+        told = await second.result()
+    assert told.answer.reply.text == "reply 1"
+    assert len(rig.kept.turns) == 1
 
 
 async def test_one_of_two_waiting_clients_leaving_does_not_cancel_the_other(make_rig: MakeRig) -> None:

@@ -136,7 +136,7 @@ def test_agents_reach_neither_the_control_side_nor_another_session(served: Serve
     for path in (f"/control/sessions/{session_id}", "/metrics", f"/control/sessions/{session_id}/finish"):
         assert httpx.post(f"{served.base_url}{path}", headers={"x-api-key": key}).status_code == 404
         assert served.control("GET", path, key=key).status_code == 401
-    assert served.control("DELETE", f"/control/sessions/{session_id}", key="").status_code == 401
+    assert served.control("DELETE", f"/control/sessions/{session_id}", key="x").status_code == 401
     assert served.control("GET", f"/control/sessions/{session_id}").json()["metadata"] == {"who": "a"}
 
 

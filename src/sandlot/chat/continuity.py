@@ -112,7 +112,8 @@ class Continuity:
                 edits.append(f"message {index}: {difference} of turn {own.id}")
                 return None
             return own
-        for turn_id in reversed(self._under.get(key, ())):
+        # The oldest of several equal answers, so that a request means the same whenever it comes.
+        for turn_id in self._under.get(key, ()):
             own = self._own[turn_id]
             if _edited(message, own) is None:
                 return own

@@ -35,6 +35,7 @@ SENT_STATUSES: frozenset[CallStatus] = frozenset({"ok", "unknown_tool", "invalid
 
 
 log = logging.getLogger(__name__)
+_DECLINED = "the chat format renders in full here"
 _SEALED = "this session is sealed; no more calls are answered"
 
 
@@ -92,6 +93,7 @@ class Call:
 
     head: Head
     prepared: asyncio.Future[int]
+    abandon: Callable[[], None] = field(init=False)
     task: asyncio.Task[Told] = field(init=False)
     _waiters: int = 0
 
@@ -102,7 +104,7 @@ class Call:
     def __exit__(self, *exc: object) -> None:
         self._waiters -= 1
         if self._waiters == 0 and not self.task.done():
-            self.task.cancel()
+            self.abandon()
 
     async def ready(self) -> Head:
         """Wait until the prompt is known. Raises `WireError` when the call is refused before sampling."""
@@ -160,6 +162,7 @@ class Session:
         self._in_thread = in_thread
         self._retry_delays = retry_delays
         self._calls: dict[bytes, Call] = {}
+        self._tasks: set[asyncio.Task[Told]] = set()
         self._told: dict[bytes, Told] = {}
         self._notes: set[asyncio.Task[None]] = set()
         self._claimed = 0
@@ -184,7 +187,9 @@ class Session:
         head = Head(f"{kind}{secrets.token_hex(12)}", request.model or self.policy.model, 0, int(time.time()))
         call = Call(head, asyncio.get_running_loop().create_future())
         call.task = asyncio.create_task(self._run(request, match, identity, call_prefix, call))
+        call.abandon = lambda: self._abandon(identity, call)
         self._calls[identity] = call
+        self._tasks.add(call.task)
         call.task.add_done_callback(lambda task: self._ended(identity, call, task))
         return call
 
@@ -217,10 +222,9 @@ class Session:
     async def seal(self, timeout: float) -> None:
         """Refuse what comes from now on, abort what is in flight at the engine, wait for it (bounded). Idempotent."""
         self.sealed = True
-        calls = [call.task for call in self._calls.values()]
-        for task in calls:
+        for task in self._tasks:
             task.cancel()
-        if waiting := {*calls, *self._notes}:
+        if waiting := {*self._tasks, *self._notes}:
             await asyncio.wait(waiting, timeout=timeout)
 
     async def record_seal(self, detail: Mapping[str, Any]) -> None:
@@ -305,8 +309,10 @@ class Session:
             before = self.tree.ids(match.turn)
             output = self.tree[match.turn].output_ids.tolist()
             names = self._call_names(match.turn)
-            new = ids_array(await self._in_thread(fmt.extend, output, names, match.new, request.tools))
-            return np.concatenate([before, new]), new
+            tail = await self._in_thread(fmt.extend, output, names, match.new, request.tools)
+            if tail is not None:
+                new = ids_array(tail)
+                return np.concatenate([before, new]), new
         whole = ids_array(await self._in_thread(fmt.render, request.messages, request.tools))
         return whole, whole
 
@@ -321,7 +327,8 @@ class Session:
         sent = [c for c in reply.calls if c.status in SENT_STATUSES]
         call_ids = tuple(f"{asked.call_prefix}{turn_id}_{k}" for k in range(len(sent)))
         signature = base64.b64encode(f"sandlot:{turn_id}".encode()).decode()
-        extends = match.turn is not None and policy.format.can_extend
+        extends = len(asked.new_ids) < len(prompt)
+        declined = match.turn is not None and policy.format.can_extend and not extends
         turn = Turn(
             id=turn_id,
             parent=match.turn if extends else None,
@@ -340,15 +347,15 @@ class Session:
             created=time.time(),
             request_sha256=asked.identity.hex(),
             branch=request.branch,
-            fork=match.fork,
+            fork=match.fork or (_DECLINED if declined else ""),
             parse=tuple(c.status for c in reply.calls),
             metadata={"ambiguous": True} if reply.ambiguous else {},
         )
         await self._record(self._recorder.turn, turn)
         self.tree.add(turn)
         self.turns.append(turn)
-        if match.fork:
-            self.forks.append((turn_id, match.fork))
+        if turn.fork:
+            self.forks.append((turn_id, turn.fork))
         # A call that was cut off is told as text: a reply without any visible part would be dropped by some clients.
         unclosed = "".join(c.raw for c in reply.calls if c.status == "unclosed")
         text = reply.text + unclosed
@@ -380,8 +387,18 @@ class Session:
             return True
         return request.marked_retry and not self._continuity.continued(told.turn_id)
 
+    def _abandon(self, identity: bytes, call: Call) -> None:
+        """Cancel a call that nobody waits for. The same request after this must not join it."""
+        self._forget(identity, call)
+        call.task.cancel()
+
+    def _forget(self, identity: bytes, call: Call) -> None:
+        if self._calls.get(identity) is call:
+            del self._calls[identity]
+
     def _ended(self, identity: bytes, call: Call, task: asyncio.Task[Told]) -> None:
-        del self._calls[identity]
+        self._tasks.discard(task)
+        self._forget(identity, call)
         if call.prepared.done():
             return
         if task.cancelled():
