@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from sandlot.tasks import Task
 
 console = Console(stderr=True)
+if not console.is_terminal and "COLUMNS" not in os.environ:
+    console.width = 120  # a log file has no width of its own
 """For people. What a script reads goes to stdout."""
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON for scripts instead of tables.")]

@@ -111,10 +111,11 @@ class LiveTable:
 def summary_table(results: list[EpisodeResult]) -> Table:
     """One row per task and harness: what became of its attempts, and what they cost."""
     table = Table(title=None, header_style="bold", expand=False)
-    for name in ("task", "harness", "solved", "failed", "ungraded", "why"):
-        table.add_column(name, justify="right" if name in STYLES else "left", overflow="fold")
-    for name in ("turns", "sampled", "trained", "forks", "seconds"):
+    for name in ("task", "harness"):
+        table.add_column(name, no_wrap=True)
+    for name in (*STYLES, "turns", "sampled", "trained", "forks", "seconds"):
         table.add_column(name, justify="right")
+    table.add_column("why", overflow="fold")
     groups: dict[tuple[str, str], list[EpisodeResult]] = {}
     for result in results:
         groups.setdefault((result.task, result.harness), []).append(result)
@@ -136,4 +137,4 @@ def _add(table: Table, task: str, harness: str, members: list[EpisodeResult], wh
         sum(r.forks for r in members),
     )
     seconds = sum(r.total_seconds for r in members)
-    table.add_row(task, harness, *cells, why, *(f"{n:,}" for n in counts), f"{seconds:.1f}")
+    table.add_row(task, harness, *cells, *(f"{n:,}" for n in counts), f"{seconds:.1f}", why)
