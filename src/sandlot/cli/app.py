@@ -4,23 +4,47 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from typing import Any
 
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
 from sandlot.errors import SandlotError
 
+COMMANDS = ("quickstart", "rollout", "gateway", "audit", "export", "view", "grade", "doctor")
+GROUPS = ("tasks", "sandbox")
+
+
+class _Commands(TyperGroup):
+    """Imports a command's file when it is asked for, so that each starts with what it needs and no more."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*COMMANDS, *GROUPS]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in (*COMMANDS, *GROUPS):
+            return None
+        module = import_module(f"sandlot.cli.{cmd_name}")
+        if cmd_name in GROUPS:
+            command = typer.main.get_command(module.group)
+        else:
+            alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+            alone.command(cmd_name)(module.command)
+            command = typer.main.get_command(alone)
+        command.name = cmd_name
+        return command
+
+
 app = typer.Typer(
     name="sandlot",
+    cls=_Commands,
     help="Reinforcement learning of coding agents where they really work.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-COMMANDS = ("quickstart", "rollout", "gateway", "audit", "export", "view", "grade", "doctor")
-GROUPS = ("tasks", "sandbox")
 
 
 @app.callback(invoke_without_command=True)
@@ -30,12 +54,6 @@ def _root(version: bool = typer.Option(False, "--version", help="Show the versio
 
         print(f"sandlot {installed('sandlot')}")
         raise typer.Exit
-
-
-for _name in COMMANDS:
-    app.command(_name)(import_module(f"sandlot.cli.{_name}").command)
-for _name in GROUPS:
-    app.add_typer(import_module(f"sandlot.cli.{_name}").group, name=_name)
 
 
 def run() -> None:
