@@ -31,12 +31,13 @@ class ChatFormat(Protocol):
         call_names: Sequence[str],
         new: Sequence[Message],
         tools: Sequence[Tool],
-    ) -> list[int]:
+    ) -> list[int] | None:
         """Ids that follow a sampled turn: its close where the sample lacks it, `new`, the generation prompt.
 
         `last_output` are the sampled ids of the turn before (they are not re-encoded, only looked at for the
         stop token); `call_names` the names of the calls in it. The prompt is then
-        `previous prompt + last_output + extend(...)`.
+        `previous prompt + last_output + extend(...)`. None where this turn cannot be continued, or where the policy
+        `thinking = template` says that it should not be: the conversation is then rendered in full.
         """
         ...
 

@@ -1,219 +1,40 @@
-"""The chat format of any checkpoint with a Jinja template: full and delta rendering, and parsing.
-
-Delta rendering renders a short synthetic conversation (a user, an assistant with a sentinel text and calls of the
-right names, then the new messages) and keeps what stands after the close of the sentinel's turn. Nothing that was
-sampled is in it. `self_check` proves at load, on probe conversations, that this equals full renders.
-"""
+"""Loading the chat format of a checkpoint: its family's where it has one, else that of its own chat template."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from sandlot.chat.forms import detect_form
-from sandlot.chat.markup import CALL_PAIR, THINK_PAIRS, Markup
-from sandlot.chat.messages import Message, Reply, Tool, ToolCall
-from sandlot.chat.parse import parse_reply
+from sandlot.chat.base import ChatFormat
+from sandlot.chat.families import FamilyFormat, family_formats, library_families
+from sandlot.chat.family_check import broken_continuation, difference, spoof
+from sandlot.chat.family_names import candidates
+from sandlot.chat.forgetting import forgets_at
+from sandlot.chat.forms import FORMS
+from sandlot.chat.messages import Message, Tool
 from sandlot.chat.probe import find_traits, self_check
 from sandlot.chat.rendering import render_text
-from sandlot.chat.roles import Traits, conform, untrusted_texts
-from sandlot.chat.template import ChatTemplate, TemplateError, load_template
+from sandlot.chat.roles import Traits
+from sandlot.chat.template import load_template
+from sandlot.chat.template_format import TemplateFormat, markup_of
 from sandlot.chat.tokenizer import ChatTokenizer, load_tokenizer, read_json
-from sandlot.chat.xml_calls import FUNCTION
-from sandlot.errors import ModelError
+from sandlot.chat.vllm_parsers import VllmParsed
+from sandlot.errors import ConfigError, MissingDependencyError, ModelError
+from sandlot.registry import Registry
 
-_USER = Message("user", "Go on.")
+__all__ = ["CHAT_FORMATS", "TemplateFormat", "Thinking", "load_chat_format"]
 
+log = logging.getLogger("sandlot.chat")
 
-class TemplateFormat:
-    """A `ChatFormat` over a tokenizer and a chat template. Pure and thread-safe after loading."""
+Thinking = Literal["keep", "template"]
+"""`keep`: a conversation goes on with the thoughts that were sampled in it. `template`: they are left out where the
+checkpoint's template leaves them out, so that the conversation starts anew there."""
 
-    def __init__(
-        self, name: str, tokenizer: ChatTokenizer, template: ChatTemplate, traits: Traits, stops: Sequence[int]
-    ) -> None:
-        self.name = name
-        self.tokenizer = tokenizer
-        self.template = template
-        self.traits = traits
-        self.vocab_size = tokenizer.vocab_size
-        self.markup = _markup(tokenizer, template)
-        self._turn_close = lru_cache(maxsize=64)(self._find_turn_close)
-        closes = [ids[0] for n in (0, 1) if len(ids := self._close_ids(n)) == 1]
-        self.stop_token_ids = tuple(dict.fromkeys([*stops, *closes]))
-        if not self.stop_token_ids:
-            raise ModelError(
-                f"{name} names no end-of-turn token; set eos_token_id in its generation_config.json, "
-                f"or else nothing would end a turn but the token limit"
-            )
-        self.can_extend = False
-        self.tail_needs_tools = True
-
-    def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
-        """Ids of the whole prompt, ending with the generation prompt."""
-        return self.tokenizer.encode(self.text(messages, tools))
-
-    def extend(
-        self,
-        last_output: Sequence[int],
-        call_names: Sequence[str],
-        new: Sequence[Message],
-        tools: Sequence[Tool],
-    ) -> list[int]:
-        """Ids that follow a sampled turn: its close where the sample lacks a stop token, `new`, the generation prompt.
-
-        Results without a `tool_name` take the names in `call_names` in order.
-        """
-        ids = self.tokenizer.encode(self._tail(call_names, new, tools if self.tail_needs_tools else ()))
-        closed = bool(last_output) and last_output[-1] in self.stop_token_ids
-        return ids[1:] if closed else ids
-
-    def parse(
-        self, output_ids: Sequence[int], prompt_ids: Sequence[int], tools: Sequence[Tool], *, truncated: bool
-    ) -> Reply:
-        """Take a sampled answer apart; see `sandlot.chat.parse` for what is trimmed and kept."""
-        end = len(output_ids)
-        while end and output_ids[end - 1] in self.stop_token_ids:
-            end -= 1
-        return parse_reply(
-            self.tokenizer.decode(output_ids[:end]),
-            thought_open=self.thought_open(prompt_ids),
-            markup=self.markup,
-            tools=tools,
-            truncated=truncated,
-            reveal=self.tokenizer.reveal,
-        )
-
-    def encode(self, text: str) -> list[int]:
-        """Ids of plain text; special-token strings in it stay text."""
-        return self.tokenizer.encode(text)
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids, special tokens included."""
-        return self.tokenizer.reveal(self.tokenizer.decode(ids))
-
-    def text(self, messages: Sequence[Message], tools: Sequence[Tool], *, generation_prompt: bool = True) -> str:
-        """The rendered conversation, with aliases where the template wrote control tokens."""
-        return render_text(self.tokenizer, self.template, self.traits, messages, tools, generation_prompt)
-
-    def thought_open(self, prompt_ids: Sequence[int]) -> bool:
-        """Whether the generation prompt opens a thought and leaves it open."""
-        opening = self.tokenizer.control_ids.get(self.tokenizer.reveal(self.markup.think_open))
-        closing = self.tokenizer.control_ids.get(self.tokenizer.reveal(self.markup.think_close))
-        start = len(prompt_ids)
-        while start and prompt_ids[start - 1] not in self.stop_token_ids:
-            start -= 1
-            if opening is not None and prompt_ids[start] in (opening, closing):
-                return prompt_ids[start] == opening
-        if opening is not None:
-            return False
-        tail = self.tokenizer.decode(prompt_ids[max(start, len(prompt_ids) - 32) :])
-        return tail.rstrip().endswith(self.markup.think_open)
-
-    def _tail(self, call_names: Sequence[str], new: Sequence[Message], tools: Sequence[Tool]) -> str:
-        """What a template writes from the close of a turn on, close included."""
-        new = _named(conform(new, self.traits, head=False), call_names)
-        failed: TemplateError | None = None
-        for calls in _pairings(call_names, new):
-            try:
-                return self._render_tail(calls, new, tools)
-            except TemplateError as e:
-                failed = failed or e
-        raise failed or TemplateError("the model's chat template cannot be continued")
-
-    def _render_tail(self, calls: tuple[ToolCall, ...], new: Sequence[Message], tools: Sequence[Tool]) -> str:
-        close, count = self._turn_close(len(calls))
-        sentinel = _unused(new, tools)
-        text = self.text([_USER, _turn(sentinel, calls), *new], tools)
-        at = text.rfind(sentinel)
-        if at < 0 or not close:
-            raise TemplateError(f"the chat template of {self.name} has no token that closes a turn; render in full")
-        at += len(sentinel) - len(close)
-        for _ in range(count):
-            at = text.find(close, at + len(close))
-            if at < 0:
-                raise TemplateError(f"the chat template of {self.name} closes a turn differently here; render in full")
-        return text[at:]
-
-    def _find_turn_close(self, n_calls: int) -> tuple[str, int]:
-        """The control token that closes a turn with this many calls, as alias, and its how-manieth after the text."""
-        sentinel = _unused((), ())
-        calls = tuple(ToolCall("probe", {}, f"c{k}") for k in range(n_calls))
-        try:
-            text = self.text([_USER, _turn(sentinel, calls)], (), generation_prompt=False)
-        except TemplateError:
-            return ("", 0) if n_calls == 0 else self._turn_close(0)
-        rest = text[text.rfind(sentinel) + len(sentinel) :] if sentinel in text else ""
-        control = self.tokenizer.controls_in(rest)
-        if not control or control[-1] == self.markup.call_close:  # nothing but the call itself is closed
-            return "", 0
-        return control[-1], control.count(control[-1])
-
-    def _close_ids(self, n_calls: int) -> list[int]:
-        close, _ = self._turn_close(n_calls)
-        return self.tokenizer.encode(close) if close else []
-
-
-def _turn(sentinel: str, calls: tuple[ToolCall, ...]) -> Message:
-    # Some templates leave out the text of a turn with calls: the last call carries the sentinel too.
-    if calls:
-        calls = (*calls[:-1], replace(calls[-1], arguments={"text": sentinel}))
-    return Message("assistant", sentinel, tool_calls=calls)
-
-
-def _named(new: Sequence[Message], call_names: Sequence[str]) -> list[Message]:
-    """`new` with a name in each of its leading tool results."""
-    named = list(new)
-    for k, message in enumerate(named):
-        if message.role != "tool":
-            break
-        if not message.tool_name and k < len(call_names):
-            named[k] = replace(message, tool_name=call_names[k])
-    return named
-
-
-def _pairings(call_names: Sequence[str], new: Sequence[Message]) -> list[tuple[ToolCall, ...]]:
-    """Calls for the synthetic turn, the likeliest first: all of the turn's, those that are answered, one, none."""
-    answered = []
-    for k, message in enumerate(new):
-        if message.role != "tool":
-            break
-        answered.append(ToolCall(message.tool_name or "tool", {}, message.tool_call_id or f"c{k}"))
-    open_names = list(call_names)
-    for call in answered:
-        if call.name in open_names:
-            open_names.remove(call.name)
-        elif open_names:
-            open_names.pop()
-    waiting = [ToolCall(name, {}, f"open{k}") for k, name in enumerate(open_names)]
-    return [(*answered, *waiting), tuple(answered), tuple(answered[:1]), ()]
-
-
-def _unused(new: Sequence[Message], tools: Sequence[Tool]) -> str:
-    texts = untrusted_texts(new, [t.as_function() for t in tools])
-    k = 0
-    while any(f"Turn{k}Ends" in t for t in texts):
-        k += 1
-    return f"Turn{k}Ends"
-
-
-def _markup(tokenizer: ChatTokenizer, template: ChatTemplate) -> Markup:
-    known = tokenizer.control_ids
-    think = next((p for p in THINK_PAIRS if p[0] in known or p[0] in template.source), THINK_PAIRS[0])
-    alias = tokenizer.alias
-    return Markup(
-        think_open=alias(think[0]),
-        think_close=alias(think[1]),
-        call_open=alias(CALL_PAIR[0]),
-        call_close=alias(CALL_PAIR[1]),
-        calls_are_tokens=CALL_PAIR[0] in known and CALL_PAIR[1] in known,
-        xml=FUNCTION in template.source,
-        form=detect_form(template.source, known),
-        alias=alias,
-    )
+CHAT_FORMATS = Registry("sandlot.chat_formats", {})
+"""Families that other packages offer: `(model_dir, *, thinking, variables, now) -> ChatFormat`."""
 
 
 def load_chat_format(
@@ -222,23 +43,166 @@ def load_chat_format(
     template: str | Path | None = None,
     variables: Mapping[str, Any] | None = None,
     now: datetime | None = None,
-) -> TemplateFormat:
+    thinking: Thinking = "keep",
+    family: str | None = None,
+    parser: str | None = None,
+) -> ChatFormat:
     """The chat format of a checkpoint directory.
 
     `template` replaces the checkpoint's own (a path, or template source); `variables` are further values for it, such
-    as `{"enable_thinking": True}`; `now` is the date templates may print, by default that of loading.
-    `ModelError` where there is no tokenizer or no template.
+    as `{"enable_thinking": True}`; `now` is the date templates may print, by default that of loading. `family` names a
+    model family that renders instead of the template; `auto` takes the one that writes exactly what the template
+    writes, if there is one. `parser` reads replies: a form of `sandlot.chat.forms`, or `vllm:NAME` for a parser of an
+    installed vLLM (`vllm:NAME+REASONING` with one for thoughts).
+    `ModelError` where there is no tokenizer or no template, or the family does not fit.
     """
     directory = Path(model_dir)
     if not directory.is_dir():
         raise ModelError(f"{directory} is no directory; give a checkpoint directory with tokenizer.json in it")
-    tokenizer = load_tokenizer(directory)
-    compiled = load_template(directory, override=template, variables=variables, now=now)
-    name = directory.resolve().name
-    traits = find_traits(name, tokenizer, compiled)
-    chat = TemplateFormat(name, tokenizer, compiled, traits, _stop_ids(directory, tokenizer))
-    self_check(chat)
-    return chat
+    form, vllm = _parser(parser)
+    when = now or datetime.now().astimezone()
+    chat: ChatFormat | None = None
+    if family is not None and family != "auto" and family in CHAT_FORMATS.names():
+        chat = CHAT_FORMATS.get(family)(directory, thinking=thinking, variables=dict(variables or {}), now=when)
+    else:
+        checkpoint = _Checkpoint(directory, template, dict(variables or {}), when, thinking, form)
+        if family == "auto":
+            chat = checkpoint.detected() or checkpoint.by_template()
+        else:
+            chat = checkpoint.by_family(family) if family else checkpoint.by_template()
+    return VllmParsed(chat, directory, vllm) if vllm else chat
+
+
+def _parser(name: str | None) -> tuple[str, str]:
+    """(a form of ours, a parser of vLLM's)."""
+    if name is None:
+        return "", ""
+    if name.startswith("vllm:"):
+        return "", name.removeprefix("vllm:")
+    if name not in FORMS:
+        raise ConfigError(f"no parser called {name!r}; there are: {', '.join(FORMS)}, and vllm:NAME where vLLM is")
+    return name, ""
+
+
+class _Checkpoint:
+    """A checkpoint directory, and the formats that can be made of it."""
+
+    def __init__(
+        self,
+        directory: Path,
+        template: str | Path | None,
+        variables: Mapping[str, Any],
+        now: datetime,
+        thinking: Thinking,
+        form: str,
+    ) -> None:
+        self.directory, self.template, self.variables = directory, template, variables
+        self.now, self.thinking, self.form = now, thinking, form
+        self.name = directory.resolve().name
+        self.tokenizer = load_tokenizer(directory)
+        self.stops = _stop_ids(directory, self.tokenizer)
+        self._own: TemplateFormat | None = None
+
+    def by_template(self) -> TemplateFormat:
+        """The format of the checkpoint's template, checked against itself."""
+        if self._own is not None:
+            return self._own
+        compiled = load_template(self.directory, override=self.template, variables=self.variables, now=self.now)
+        form = markup_of(self.tokenizer, compiled.source, self.form).form
+
+        def plain(messages: Sequence[Message], tools: Sequence[Tool]) -> str:
+            return render_text(self.tokenizer, compiled, Traits(), messages, tools, True)
+
+        traits = find_traits(self.name, plain, native_ids=form == "kimi")
+        chat = TemplateFormat(self.name, self.tokenizer, compiled, traits, self.stops, form)
+        self_check(chat)
+        if self.thinking == "template":
+            chat.forgets_at = forgets_at(chat.text, thinks=_thinks(chat, compiled.source))
+        self._own = chat
+        return chat
+
+    def by_family(self, family: str) -> FamilyFormat:
+        """The format of a family that was asked for; where the checkpoint's template differs, that is told."""
+        known = library_families()
+        if family not in known:
+            raise ConfigError(f"no family called {family!r}; there are: {', '.join([*CHAT_FORMATS.names(), *known])}")
+        own = self._own_or_none()
+        chosen, wrong = None, ""
+        for chat in self._formats(family):
+            wrong_here = difference(chat, own) if own is not None else ""
+            if chosen is None or not wrong_here:
+                chosen, wrong = chat, wrong_here
+            if not wrong_here:
+                break
+        if chosen is None:  # `_formats` raises before
+            raise ModelError(f"{self.name} cannot be used as a model of the family {family!r}")
+        if wrong:
+            log.warning("%s: the family %s is not what its chat template is: %s", self.name, family, wrong)
+        if spoofed := spoof(chosen):
+            raise ModelError(f"the family {family!r} is not safe for {self.name}: {spoofed}; use its chat template")
+        self._prove(chosen)
+        return chosen
+
+    def detected(self) -> FamilyFormat | None:
+        """The family's format that writes what the template writes, and goes on where it should; None without one."""
+        families = candidates(read_json(self.directory / "config.json"), self.tokenizer.control_ids)
+        if not families:
+            return None
+        own = self._own_or_none()
+        for family in families:
+            try:
+                for chat in self._formats(family.name):
+                    if (own is None or not difference(chat, own)) and not spoof(chat) and not broken_continuation(chat):
+                        log.info("%s: rendered as a model of the family %s", self.name, family.name)
+                        return self._prove(chat)
+            except MissingDependencyError as e:
+                if own is None or not own.can_extend:
+                    log.warning("%s may be a model of the family %s, but %s", self.name, family.name, e)
+                return None
+            except ModelError as e:
+                log.debug("%s: %s", self.name, e)
+        return None
+
+    def _formats(self, family: str) -> Iterator[FamilyFormat]:
+        return family_formats(
+            self.name,
+            self.tokenizer,
+            family,
+            self.stops,
+            variables=self.variables,
+            now=self.now,
+            form=self.form,
+        )
+
+    def _prove(self, chat: FamilyFormat) -> FamilyFormat:
+        """Set `can_extend`, and warn with the cost where it is False; set what `thinking = template` forgets."""
+        wrong = broken_continuation(chat)
+        chat.can_extend = not wrong
+        if wrong:
+            log.warning(
+                "%s: the family %s cannot be continued turn by turn (%s): every request is rendered in full, and where "
+                "that differs from what was sampled a turn starts a new branch",
+                self.name,
+                chat.family.name,
+                wrong,
+            )
+        if self.thinking == "template":
+            shown = lambda messages, tools: chat.decode(chat.render(messages, tools))  # noqa: E731
+            chat.forgets_at = forgets_at(shown, thinks=_thinks(chat, ""))
+        return chat
+
+    def _own_or_none(self) -> TemplateFormat | None:
+        try:
+            return self.by_template()
+        except ModelError as e:
+            log.debug("%s is not checked against a chat template: %s", self.name, e)
+            return None
+
+
+def _thinks(chat: TemplateFormat | FamilyFormat, template: str) -> bool:
+    """Whether the model has markers of thoughts."""
+    marker = chat.tokenizer.reveal(chat.markup.think_open)
+    return marker in template or marker in chat.tokenizer.control_ids
 
 
 def _stop_ids(directory: Path, tokenizer: ChatTokenizer) -> list[int]:

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sandlot.chat.messages import Message, Tool, ToolCall
-from sandlot.chat.rendering import render_text
+from sandlot.chat.native_ids import with_native_ids
 from sandlot.chat.roles import Traits
-from sandlot.chat.template import ChatTemplate, TemplateError
-from sandlot.chat.tokenizer import ChatTokenizer
+from sandlot.chat.template import TemplateError
 from sandlot.errors import ModelError
 
 if TYPE_CHECKING:
-    from sandlot.chat.format import TemplateFormat
+    from sandlot.chat.template_format import TemplateFormat
 
 log = logging.getLogger("sandlot.chat")
 
 _SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
-_TOOLS = (Tool("probe_read", "Read a file.", _SCHEMA), Tool("probe_list", "List files.", _SCHEMA))
+TOOLS = (Tool("probe_read", "Read a file.", _SCHEMA), Tool("probe_list", "List files.", _SCHEMA))
 
 
 def _system(text: str) -> Message:
@@ -43,15 +42,20 @@ def _result(text: str, name: str, k: int = 0, turn: int = 0) -> Message:
 _READ, _LIST = "probe_read", "probe_list"
 
 
-def find_traits(name: str, tokenizer: ChatTokenizer, template: ChatTemplate) -> Traits:
-    """Try what the template takes. `ModelError` when it does not even render a plain conversation."""
+Render = Callable[[Sequence[Message], Sequence[Tool]], str]
+"""The text of a conversation. Raises `TemplateError` where the template does not take it."""
+
+
+def find_traits(name: str, render: Render, *, native_ids: bool = False) -> Traits:
+    """Try what a template takes. `ModelError` when it does not even render a plain conversation."""
 
     def shows(messages: Sequence[Message], tools: Sequence[Tool] = (), *, wanted: Sequence[str] = ()) -> bool:
+        """Whether what is wanted stands in the text, in this order: some templates move later system messages up."""
         try:
-            text = render_text(tokenizer, template, Traits(), messages, tools, True)
+            text, at = render(messages, tools), 0
         except TemplateError:
             return False
-        return all(w in text for w in wanted or [m.text for m in messages])
+        return all((at := text.find(part, at)) >= 0 for part in wanted or [m.text for m in messages])
 
     plain = [_user("First question."), _answer("First answer."), _user("Second question.")]
     if not shows(plain):
@@ -67,10 +71,11 @@ def find_traits(name: str, tokenizer: ChatTokenizer, template: ChatTemplate) -> 
         system_first=system_first,
         system_later=shows([*head, *plain[:2], _system("Later rule."), plain[2]]),
         user_after_user=shows([*head, *plain, _user("Third question.")]),
-        tool_role=shows(told, _TOOLS, wanted=["First result."]),
-        user_after_tool=shows([*told, _user("Third question.")], _TOOLS, wanted=["First result.", "Third question."]),
-        calls=shows(asked, _TOOLS, wanted=["0.py"]),
-        tools=shows(plain, _TOOLS, wanted=[_READ]),
+        tool_role=shows(told, TOOLS, wanted=["First result."]),
+        user_after_tool=shows([*told, _user("Third question.")], TOOLS, wanted=["First result.", "Third question."]),
+        calls=shows(asked, TOOLS, wanted=["0.py"]),
+        tools=shows(plain, TOOLS, wanted=[_READ]),
+        native_ids=native_ids,
     )
     if not traits.tools or not traits.calls:
         log.warning(
@@ -100,13 +105,13 @@ def self_check(chat: TemplateFormat) -> None:
         )
 
 
-_BASES: tuple[tuple[Message, ...], ...] = (
+BASES: tuple[tuple[Message, ...], ...] = (
     (_system("Rules."), _user("Fix the bug.")),
     (_user("Look."), _answer("I look.", _READ, turn=1), _result("x = 1\n" * 40, _READ, turn=1)),
     (_system("Rules."), _user("Fix it."), _answer("Fixed."), _user("Really?\n")),
 )
 
-_TURNS: tuple[tuple[str, Message, tuple[Message, ...]], ...] = (
+TURNS: tuple[tuple[str, Message, tuple[Message, ...]], ...] = (
     ("user", _answer("Done."), (_user("Thanks."),)),
     ("user, user", _answer("Done."), (_user("Thanks."), _user("Bye."))),
     ("system in the middle", _answer("Done."), (_system("Be brief."), _user("Why?"))),
@@ -122,9 +127,9 @@ _TURNS: tuple[tuple[str, Message, tuple[Message, ...]], ...] = (
 def _first_failure(chat: TemplateFormat) -> str:
     """What is wrong with the first probe whose continuation is not the full render's; empty when none is."""
     proven = 0
-    for base in _BASES:
-        for what, turn, new in _TURNS:
-            tools = _TOOLS if turn.tool_calls or len(base) != 2 else ()
+    for base in BASES:
+        for what, turn, new in TURNS:
+            tools = TOOLS if turn.tool_calls or len(base) != 2 else ()
             try:
                 wrong = _difference(chat, base, turn, new, tools)
             except TemplateError:
@@ -141,11 +146,16 @@ def _difference(
     full = chat.render([*base, turn, *new], tools)
     head = chat.tokenizer.encode(chat.text(base, tools, generation_prompt=False))
     names = [c.name for c in turn.tool_calls]
+    unnamed = new if chat.traits.native_ids else [replace(m, tool_name="") for m in new]
+    native = [c.id for m in with_native_ids([*base, turn]) for c in m.tool_calls][-len(names) :] if names else []
+    sampled = chat.encode(" ".join(native)) if chat.traits.native_ids else []
     try:
-        tail = chat.extend(chat.stop_token_ids[:1], names, [replace(m, tool_name="") for m in new], tools)
-        cut = chat.extend((), names, new, tools)
+        tail = chat.extend([*sampled, *chat.stop_token_ids[:1]], names, unnamed, tools)
+        cut = chat.extend(sampled, names, new, tools)
     except TemplateError as e:
         return str(e)
+    if tail is None or cut is None:
+        return "it declines to be continued"
     if full[: len(head)] != head:
         return "earlier turns are rewritten"
     if full[len(full) - len(tail) :] != tail or cut[1:] != tail:

@@ -26,7 +26,9 @@ def render_text(
     try:
         guard = Guard(tokenizer.literals, untrusted_texts(shown, functions))
         text = template.render(
-            template_messages(shown, guard), guard.value(functions), generation_prompt=generation_prompt
+            template_messages(shown, guard, native_ids=traits.native_ids),
+            guard.value(functions),
+            generation_prompt=generation_prompt,
         )
     except RecursionError as e:
         raise TemplateError("a tool or tool call in the conversation is nested too deeply to render") from e

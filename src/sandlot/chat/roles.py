@@ -27,6 +27,8 @@ class Traits:
     tool_role: bool = True
     calls: bool = True
     tools: bool = True
+    native_ids: bool = False
+    """Whether call ids are those that the model itself writes; see `sandlot.chat.native_ids`."""
 
 
 def conform(messages: Sequence[Message], traits: Traits, *, head: bool = True) -> list[Message]:
@@ -64,11 +66,15 @@ def _must_join(before: str, role: str, traits: Traits) -> bool:
     return False
 
 
-def template_messages(messages: Sequence[Message], guard: Guard) -> list[dict[str, Any]]:
+def template_messages(messages: Sequence[Message], guard: Guard, *, native_ids: bool = False) -> list[dict[str, Any]]:
     """Messages as the dicts that chat templates expect, control strings in them cut by `guard`.
 
-    A tool result without a name gets that of the call it answers.
+    A tool result without a name gets that of the call it answers. `native_ids`: ids of calls are shown as they are.
     """
+
+    def shown_id(call_id: str) -> str:
+        return guard.text(call_id) if native_ids else short_id(call_id)
+
     names: dict[str, str] = {}
     shown = []
     for message in messages:
@@ -77,10 +83,10 @@ def template_messages(messages: Sequence[Message], guard: Guard) -> list[dict[st
             if message.reasoning:
                 item["reasoning_content"] = guard.content(message.reasoning)
             if message.tool_calls:
-                item["tool_calls"] = [_call(call, guard) for call in message.tool_calls]
+                item["tool_calls"] = [_call(call, shown_id(call.id), guard) for call in message.tool_calls]
                 names.update((call.id, call.name) for call in message.tool_calls if call.id)
         elif message.role == "tool":
-            item["tool_call_id"] = short_id(message.tool_call_id)
+            item["tool_call_id"] = shown_id(message.tool_call_id)
             if name := message.tool_name or names.get(message.tool_call_id, ""):
                 item["name"] = guard.text(name)
         shown.append(item)
@@ -91,9 +97,9 @@ def _as_json(call: ToolCall) -> str:
     return json.dumps({"name": call.name, "arguments": shown_arguments(call.arguments)}, ensure_ascii=False)
 
 
-def _call(call: ToolCall, guard: Guard) -> dict[str, Any]:
+def _call(call: ToolCall, call_id: str, guard: Guard) -> dict[str, Any]:
     function = {"name": guard.text(call.name), "arguments": guard.value(shown_arguments(call.arguments))}
-    return {"type": "function", "id": short_id(call.id), "function": function}
+    return {"type": "function", "id": call_id, "function": function}
 
 
 def shown_arguments(arguments: dict[str, Any] | str) -> dict[str, Any]:
@@ -116,8 +122,8 @@ def untrusted_texts(messages: Sequence[Message], tools: Sequence[Mapping[str, An
     """Every string of a conversation that the template will print."""
     texts = []
     for message in messages:
-        texts += [message.text, message.reasoning, message.tool_name]
+        texts += [message.text, message.reasoning, message.tool_name, message.tool_call_id]
         for call in message.tool_calls:
-            texts.append(call.name)
+            texts += [call.name, call.id]
             texts += strings_in(shown_arguments(call.arguments))
     return [t for t in [*texts, *strings_in(list(tools))] if t]

@@ -1,0 +1,101 @@
+"""What is proven of a family's format at load: it is like the template, safe against spelled tokens, extendable."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+
+from sandlot.chat.families import FamilyFormat
+from sandlot.chat.messages import Message, Tool, ToolCall
+from sandlot.chat.probe import BASES, TOOLS, TURNS
+from sandlot.chat.template import TemplateError
+from sandlot.chat.template_format import TemplateFormat
+
+Conversation = tuple[tuple[Message, ...], tuple[Tool, ...]]
+
+
+def difference(chat: FamilyFormat, own: TemplateFormat) -> str:
+    """The first probe conversation that the checkpoint's own template writes in another way; empty where none is."""
+    compared = 0
+    for messages, tools in _conversations():
+        try:
+            wanted = own.render(messages, tools)
+            found = chat.render(messages, tools)
+        except TemplateError:
+            continue
+        if wanted != found:
+            at = next((i for i, (a, b) in enumerate(zip(wanted, found, strict=False)) if a != b), 0)
+            here, there = (own.decode(ids[at : at + 12]) for ids in (wanted, found))
+            return f"the template goes on with {here!r} where the family has {there!r}"
+        compared += 1
+    return "" if compared else "there is no conversation that both take"
+
+
+def spoof(chat: FamilyFormat) -> str:
+    """Where a control string in untrusted text became the control token; empty where it never did."""
+    hostile = "\n".join(chat.tokenizer.control_ids)
+    for text in ("harmless", hostile):
+        messages = [
+            Message("system", f"Rules. {text}"),
+            Message("user", f"Look. {text}"),
+            Message("assistant", f"I look. {text}", tool_calls=(ToolCall("probe_read", {"path": text}, "probe-0-0"),)),
+            Message("tool", f"Found. {text}", tool_call_id="probe-0-0", tool_name="probe_read"),
+        ]
+        try:
+            ids = chat.render(messages, (Tool("probe_read", text, TOOLS[0].parameters), *TOOLS[1:]))
+        except TemplateError as e:
+            return str(e)
+        counted = {i: ids.count(i) for i in chat.tokenizer.control_ids.values()}
+        if text == "harmless":
+            expected = counted
+        elif wrong := [s for s, i in chat.tokenizer.control_ids.items() if counted[i] != expected[i]]:
+            return f"the string {wrong[0]!r} in a message becomes a control token"
+    return ""
+
+
+def broken_continuation(chat: FamilyFormat) -> str:
+    """What is wrong with the first probe whose continuation is not the full render's; empty when none is."""
+    proven = 0
+    for base, (what, turn, new) in product(BASES, TURNS):
+        tools = TOOLS if turn.tool_calls or len(base) != 2 else ()
+        try:
+            head, full = chat.render(base, tools), chat.render([*base, turn, *new], tools)
+        except TemplateError:
+            continue
+        if wrong := _wrong(chat, head, full, turn, new, tools):
+            return f"{what}: {wrong}"
+        proven += 1
+    return "" if proven else "it takes none of the probe conversations"
+
+
+def _wrong(
+    chat: FamilyFormat,
+    head: list[int],
+    full: list[int],
+    turn: Message,
+    new: Sequence[Message],
+    tools: Sequence[Tool],
+) -> str:
+    names = [c.name for c in turn.tool_calls]
+    output = list(full[len(head) :]) if full[: len(head)] == head else chat.stand_ins[-1]
+    end = next((i for i, token in enumerate(output) if token in chat.stop_token_ids), len(output))
+    output = output[:end]
+    cut = chat.extend(output, names, new, tools)
+    if cut is None or not cut:
+        return "a turn without its close is not continued"
+    for stop in chat.stop_token_ids:
+        tail = chat.extend([*output, stop], names, new, tools)
+        if tail is not None and full[len(full) - len(tail) - 1 :] == [stop, *tail]:
+            return "" if cut[len(cut) - len(tail) :] == tail else "a turn without its close is continued in another way"
+    # Some families close a turn by the opening of the next one, which need not be a token that the model samples.
+    if cut[0] in chat.stop_token_ids and full[len(full) - len(cut) + 1 :] == cut[1:]:
+        return ""
+    return "what follows the turn differs"
+
+
+def _conversations() -> Iterator[Conversation]:
+    for base, (_, turn, new) in product(BASES, TURNS):
+        tools = TOOLS if turn.tool_calls or len(base) != 2 else ()
+        yield base, tools
+        yield (*base, turn, *new), tools
+        yield (*base, Message("assistant", turn.text, "A probe's thought.", turn.tool_calls), *new), tools

@@ -1,0 +1,48 @@
+"""Call ids as the Kimi K2 models write them, `functions.NAME:N`, where the id is the only place that shows the name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from sandlot.chat.messages import Message
+
+_ID = re.compile(r"functions\.([^\s:<>{}]+):(\d+)")
+
+
+def with_native_ids(messages: Sequence[Message]) -> list[Message]:
+    """A whole conversation, its calls numbered from 0 on, its results with the ids of their calls."""
+    shown, known, number = [], dict[str, str](), 0
+    for message in messages:
+        if message.tool_calls:
+            calls = []
+            for call in message.tool_calls:
+                native = f"functions.{call.name}:{number}"
+                number += 1
+                if call.id:
+                    known[call.id] = native
+                calls.append(replace(call, id=native))
+            message = replace(message, tool_calls=tuple(calls))
+        elif message.role == "tool":
+            message = replace(message, tool_call_id=known.get(message.tool_call_id, message.tool_call_id))
+        shown.append(message)
+    return shown
+
+
+def answer_with_sampled_ids(new: Sequence[Message], output: str) -> list[Message]:
+    """The messages after a sampled turn: each result has the id that the model wrote in `output` for its call.
+
+    A result belongs to the first call of its name that has none yet.
+    """
+    sampled = [(m[1], m[0]) for m in _ID.finditer(output)]
+    shown = []
+    for message in new:
+        if message.role == "tool":
+            at = next((i for i, (name, _) in enumerate(sampled) if name == message.tool_name), None)
+            if at is not None:
+                message = replace(message, tool_call_id=sampled.pop(at)[1])
+            else:
+                message = replace(message, tool_call_id=f"functions.{message.tool_name or 'tool'}:0")
+        shown.append(message)
+    return shown
