@@ -69,6 +69,11 @@ def sample_of(task: str = TASK, index: int = 0, **fields: Any) -> StandIn:
     return StandIn(group_index=0, index=index, prompt="p", metadata={"instance_id": task}, **fields)
 
 
+def use_agent(args: SimpleNamespace, agent: str) -> None:
+    file = Path(args.sandlot_config)
+    file.write_text(file.read_text().replace('"tiny"', f'"{agent}"'))
+
+
 @pytest.fixture
 def loaded_rollout_module() -> Iterator[SimpleNamespace]:
     """The trainer's rollout module with its abort flag, as it would be loaded in the trainer's process."""
@@ -162,8 +167,7 @@ async def test_a_whole_batch_at_once(args: SimpleNamespace) -> None:
 @pytest.mark.npm
 @pytest.mark.parametrize("agent", ["claude-code", "pi"])
 async def test_real_agents_give_rows_that_train(args: SimpleNamespace, agent: str) -> None:
-    file = Path(args.sandlot_config)
-    file.write_text(file.read_text().replace('"tiny"', f'"{agent}"'))
+    use_agent(args, agent)
     rows = await vime.generate(args, sample_of(), sampling_params(max_new_tokens=None))
     assert {s.status.value for s in rows} <= {"completed", "truncated"}
     assert {s.reward for s in rows} == {1.0}
