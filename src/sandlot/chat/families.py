@@ -89,7 +89,7 @@ class FamilyFormat:
         closed = list(last_output[-1:]) if last_output and last_output[-1] in self.stop_token_ids else []
         for output in (list(last_output), *([*answer, *closed] for answer in self.stand_ins)):
             with suppress(TemplateError):
-                if (ids := self._bridge(output, new, tools)) is not None:
+                if (ids := self._bridge(output, new)) is not None:
                     return ids
         return None
 
@@ -133,11 +133,14 @@ class FamilyFormat:
             ids: list[int] = self.renderer.render_ids(shown, tools=functions, add_generation_prompt=True)
         return ids
 
-    def _bridge(self, output: list[int], new: Sequence[Message], tools: Sequence[Tool]) -> list[int] | None:
-        """What the library puts after `output`; None where it declines, or does not leave what it continues alone."""
+    def _bridge(self, output: list[int], new: Sequence[Message]) -> list[int] | None:
+        """What the library puts after `output`; None where it declines, or does not leave what it continues alone.
+
+        It is not given the tools: it would not notice others, and a session that offers others is another branch.
+        """
         before = [*self._opening, *output]
-        with self._guarded(new, tools) as (shown, functions), _refusals():
-            result = self.renderer.bridge_to_next_turn(list(self._opening), list(output), shown, tools=functions)
+        with self._guarded(new, ()) as (shown, _), _refusals():
+            result = self.renderer.bridge_to_next_turn(list(self._opening), list(output), shown)
         if result is None or list(result.token_ids[: len(before)]) != before:
             return None
         return list(result.token_ids[len(before) :])

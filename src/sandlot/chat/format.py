@@ -105,6 +105,13 @@ class _Checkpoint:
 
     def by_template(self) -> TemplateFormat:
         """The format of the checkpoint's template, checked against itself."""
+        chat = self._template_format()
+        self_check(chat)
+        if self.thinking == "template":
+            chat.forgets_at = forgets_at(chat.text, thinks=_thinks(chat, chat.template.source))
+        return chat
+
+    def _template_format(self) -> TemplateFormat:
         if self._own is not None:
             return self._own
         compiled = load_template(self.directory, override=self.template, variables=self.variables, now=self.now)
@@ -114,12 +121,8 @@ class _Checkpoint:
             return render_text(self.tokenizer, compiled, Traits(), messages, tools, True)
 
         traits = find_traits(self.name, plain, native_ids=form == "kimi")
-        chat = TemplateFormat(self.name, self.tokenizer, compiled, traits, self.stops, form)
-        self_check(chat)
-        if self.thinking == "template":
-            chat.forgets_at = forgets_at(chat.text, thinks=_thinks(chat, compiled.source))
-        self._own = chat
-        return chat
+        self._own = TemplateFormat(self.name, self.tokenizer, compiled, traits, self.stops, form)
+        return self._own
 
     def by_family(self, family: str) -> FamilyFormat:
         """The format of a family that was asked for; where the checkpoint's template differs, that is told."""
@@ -156,7 +159,7 @@ class _Checkpoint:
                         log.info("%s: rendered as a model of the family %s", self.name, family.name)
                         return self._prove(chat)
             except MissingDependencyError as e:
-                if own is None or not own.can_extend:
+                if own is None or not self.by_template().can_extend:
                     log.warning("%s may be a model of the family %s, but %s", self.name, family.name, e)
                 return None
             except ModelError as e:
@@ -193,16 +196,20 @@ class _Checkpoint:
 
     def _own_or_none(self) -> TemplateFormat | None:
         try:
-            return self.by_template()
+            return self._template_format()
         except ModelError as e:
             log.debug("%s is not checked against a chat template: %s", self.name, e)
             return None
 
 
 def _thinks(chat: TemplateFormat | FamilyFormat, template: str) -> bool:
-    """Whether the model has markers of thoughts."""
+    """Whether the model has thoughts: markers of them, or a channel for them that its family encodes itself."""
     marker = chat.tokenizer.reveal(chat.markup.think_open)
-    return marker in template or marker in chat.tokenizer.control_ids
+    if marker in template or marker in chat.tokenizer.control_ids:
+        return True
+    if isinstance(chat, TemplateFormat):
+        return False
+    return chat.family.encodes_itself or chat.replies.thought_open(chat.render([Message("user", "Hello.")], ()))
 
 
 def _stop_ids(directory: Path, tokenizer: ChatTokenizer) -> list[int]:
