@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import runpy
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from sandlot.chat.continuity import Continuity, Match
+from sandlot.chat.messages import Message
 from support.captures import captured, load_capture
-from support.replay import Step, replay, shape_of
+from support.replay import Step, asked, replay, shape_of
 from support.scenarios import SCENARIOS
 
 
@@ -31,13 +36,14 @@ def test_every_request_goes_on_from_the_turn_it_really_follows(cli: str, scenari
 def test_exactly_the_forks_have_a_reason(cli: str, scenario: str) -> None:
     """The first request of a session, and one that goes on from a turn that nothing else went on from, is no fork."""
     used: set[str | None] = set()
+    answered = 0
     for number, step in enumerate(steps_of(cli, scenario)):
         match = step.match
         plain = match.turn is not None and match.turn not in used
-        first = number == 0 or not any(s.answered for s in steps_of(cli, scenario)[:number])
-        assert bool(match.fork) == (not plain and not first), (number, match.fork)
+        assert bool(match.fork) == (not plain and answered > 0), (number, match.fork)
         if step.answered:
             used.add(match.turn)
+            answered += 1
 
 
 @pytest.mark.parametrize(("cli", "scenario"), SCENARIOS)
@@ -50,6 +56,73 @@ def test_what_follows_a_turn_is_new(cli: str, scenario: str) -> None:
         assert len(step.match.new) < len(step.request.messages)
         if not step.match.fork:
             assert all(m.role != "assistant" for m in step.match.new)
+
+
+def first_call(message: Message, **changes: Any) -> Message:
+    """The message with its first call changed."""
+    call, *others = message.tool_calls
+    return replace(message, tool_calls=(replace(call, **changes), *others))
+
+
+KEPT: dict[str, Callable[[Message], Message]] = {
+    "trimmed text": lambda m: replace(m, text=m.text.strip()),
+    "thoughts dropped": lambda m: replace(m, reasoning=""),
+    "thoughts and all marks but one dropped": lambda m: replace(m, reasoning="", marks=m.marks[-1:]),
+    "ids dropped": lambda m: first_call(m, id=""),
+    "numbers and keys written otherwise": lambda m: first_call(
+        m, arguments=dict(reversed(dict(m.tool_calls[0].arguments).items()))
+    ),
+}
+EDITED: dict[str, tuple[Callable[[Message], Message], str]] = {
+    "another text": (lambda m: replace(m, text=m.text + " and more"), "edited text of turn t0"),
+    "other arguments": (lambda m: first_call(m, arguments={"command": "rm -rf /"}), "edited arguments of turn t0"),
+    "another name": (lambda m: first_call(m, name="other"), "renamed call of turn t0"),
+    "no calls": (lambda m: replace(m, tool_calls=()), "added or removed calls of turn t0"),
+    "marks of two turns": (lambda m: replace(m, marks=(*m.marks, "call_of_t1")), "joins pieces of 2 turns"),
+}
+CLIENTS = [("pi", "chat"), ("pi", "anthropic"), ("pi", "responses"), ("pi", "gemini"), ("codex", "gpt-5.5")]
+
+
+def changed(cli: str, scenario: str, change: Callable[[Message], Message]) -> Match:
+    """The third request of a session, with our first turn in its history changed by the client."""
+    turns, continuity = load_capture(cli)[scenario][:3], Continuity()
+    other = replay(turns, continuity, answers=2)[1].request
+    continuity.record(continuity.match(other.messages, other.tools), "t9", Message("assistant"), ["call_of_t1"])
+    request = asked(turns[2])
+    at = next(i for i, m in enumerate(request.messages) if m.role == "assistant")
+    messages = list(request.messages)
+    messages[at] = change(messages[at])
+    return continuity.match(messages, request.tools)
+
+
+@pytest.mark.parametrize(("cli", "scenario"), CLIENTS)
+@pytest.mark.parametrize("mutation", KEPT)
+def test_what_clients_do_without_meaning_it_keeps_the_branch(cli: str, scenario: str, mutation: str) -> None:
+    match = changed(cli, scenario, KEPT[mutation])
+    assert (match.turn, match.fork) == ("t1", "")
+
+
+@pytest.mark.parametrize(("cli", "scenario"), CLIENTS)
+@pytest.mark.parametrize("edit", EDITED)
+def test_a_real_edit_leaves_the_branch_and_says_why(cli: str, scenario: str, edit: str) -> None:
+    change, reason = EDITED[edit]
+    match = changed(cli, scenario, change)
+    assert match.turn is None
+    assert reason in match.fork
+
+
+@pytest.mark.parametrize(("cli", "scenario"), CLIENTS)
+@pytest.mark.parametrize("role", ["user", "tool"])
+def test_an_edit_before_or_after_a_turn_is_named(cli: str, scenario: str, role: str) -> None:
+    turns, continuity = load_capture(cli)[scenario][:3], Continuity()
+    replay(turns, continuity, answers=2)
+    request = asked(turns[2])
+    at = next(i for i, m in enumerate(request.messages) if m.role == role)
+    messages = list(request.messages)
+    messages[at] = replace(messages[at], text="something else")
+    match = continuity.match(messages, request.tools)
+    assert match.turn == (None if role == "user" else "t0")
+    assert match.fork == f"message {at} ({role}) differs: 'something else'"
 
 
 def test_every_recording_is_covered() -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 from sandlot.chat.continuity import Continuity, Match
@@ -42,21 +42,24 @@ def asked(turn: dict[str, Any]) -> ChatRequest:
     return wire_for(turn["path"]).parse(turn["body"], headers_of(turn), target)
 
 
-def replay(turns: list[dict[str, Any]]) -> list[Step]:
-    """Feed a recorded session turn by turn."""
-    signatures = Counter(_signature(turn) for turn in turns if "status" not in turn["our_reply"])
-    continuity, steps = Continuity(), []
+def replay(
+    turns: list[dict[str, Any]], continuity: Continuity | None = None, *, answers: int | None = None
+) -> list[Step]:
+    """Feed a recorded session turn by turn; only the first `answers` requests get theirs."""
+    continuity = continuity or Continuity()
+    steps: list[Step] = []
+    signatures = _signatures(turns)
     for number, turn in enumerate(turns):
         request = asked(turn)
         match = continuity.match(request.messages, request.tools)
-        answered = "status" not in turn["our_reply"]
+        answered = "status" not in turn["our_reply"] and (answers is None or number < answers)
         steps.append(Step(request, match, answered))
         if answered:
             message, statuses = _told(turn["our_reply"], request)
             marks = [call.id for call in message.tool_calls]
-            signature = _signature(turn)
-            if signatures[signature] == 1:  # the recorder's marks are hashes: equal turns have equal ones, ours do not
-                marks.append(signature)
+            # The recorder's marks are hashes: equal turns have equal ones, which ours do not.
+            if signatures.count(signatures[number]) == 1:
+                marks.append(signatures[number])
             continuity.record(match, f"t{number}", message, marks, statuses)
     return steps
 
@@ -90,11 +93,19 @@ def _told(reply: dict[str, Any], request: ChatRequest) -> tuple[Message, list[Ca
     return Message("assistant", text, reply["think"] or "", tuple(calls)), statuses
 
 
-def _signature(turn: dict[str, Any]) -> str:
-    """The mark that the recorder put on an answer: a hash of its thoughts or, in Google's protocol, of a call."""
-    reply, wire = turn["our_reply"], wire_for(turn["path"]).name
-    prefix = {"anthropic": "c2lnbmF0dXJl", "responses": "ENC", "google": "c2ln"}.get(wire)
-    source = reply["calls"][0]["args_raw"] if wire == "google" and reply["calls"] else reply["think"]
-    if prefix is None or source is None or (wire == "google" and not reply["calls"]):
-        return ""
-    return prefix + hashlib.sha1(source.encode()).hexdigest()
+def _signatures(turns: list[dict[str, Any]]) -> list[str]:
+    """The mark that the recorder put on each answer: a hash of its thoughts; in Google's protocol one that only the
+    next request tells."""
+    found: list[str] = []
+    for turn, after in zip_longest(turns, turns[1:]):
+        reply, wire = turn["our_reply"], wire_for(turn["path"]).name
+        prefix = {"anthropic": "c2lnbmF0dXJl", "responses": "ENC"}.get(wire)
+        signature = ""
+        if prefix and reply.get("think"):
+            signature = prefix + hashlib.sha1(reply["think"].encode()).hexdigest()
+        elif wire == "google" and after is not None and reply.get("calls"):
+            last = next((m for m in reversed(asked(after).messages) if m.role == "assistant"), Message("assistant"))
+            if [c.name for c in last.tool_calls] == [c["name"] for c in reply["calls"]]:
+                signature = next((mark for mark in last.marks if mark.startswith("c2ln")), "")
+        found.append(signature)
+    return found
