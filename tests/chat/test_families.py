@@ -16,7 +16,7 @@ pytest.importorskip("renderers")
 
 from sandlot.chat.base import ChatFormat
 from sandlot.chat.families import FamilyFormat, library_families
-from sandlot.chat.family_check import broken_continuation, difference, spoof
+from sandlot.chat.family_check import Continuation, continuation, difference, spoof
 from sandlot.chat.format import CHAT_FORMATS, TemplateFormat, load_chat_format
 from sandlot.chat.messages import Message, Tool, ToolCall
 from sandlot.errors import ConfigError, MissingDependencyError, ModelError
@@ -71,7 +71,7 @@ def test_is_a_format_that_extends(families: Mapping[str, FamilyFormat], name: st
     chat = families[name]
     assert isinstance(chat, ChatFormat)
     assert chat.can_extend
-    assert broken_continuation(chat) == ""
+    assert continuation(chat) == Continuation("", ())
     assert spoof(chat) == ""
 
 
@@ -172,6 +172,41 @@ class TestHostileText:
             return [i for i in ids if i in chat.tokenizer.control_ids.values()]
 
         assert control(chat.render(conversation, tools)) == control(chat.render(plain, TOOLS[:1]))
+
+
+def test_what_a_family_declines_is_told_and_rendered_in_full(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """DeepSeek V4 orders parallel results by their calls, which the library does not see in a continuation."""
+    with caplog.at_level(logging.WARNING, "sandlot.chat"):
+        chat = load_chat_format(write_family_dir(tmp_path / "m", "deepseek-v4"), family="deepseek-v4")
+    assert chat.can_extend
+    assert "cannot be continued after some turns (two tools; two tools, user)" in caplog.text
+    calls = [ToolCall(n, {}, n) for n in ("read", "list")]
+    output = [*chat.encode("x"), chat.stop_token_ids[0]]
+    assert chat.extend(output, ["read"], [result("A", calls[0])], TOOLS)
+    assert chat.extend(output, ["read", "list"], [result("A", calls[0]), result("B", calls[1])], TOOLS) is None
+
+
+class TestLibraryParsers:
+    """Forms that only the library reads: DeepSeek V4's."""
+
+    @pytest.fixture(scope="class")
+    def chat(self, tmp_path_factory: pytest.TempPathFactory) -> ChatFormat:
+        path = write_family_dir(tmp_path_factory.mktemp("v4") / "m", "deepseek-v4")
+        return load_chat_format(path, family="deepseek-v4")
+
+    @pytest.mark.parametrize("status", ["ok", "unknown_tool", "unclosed"])
+    def test_statuses(self, chat: FamilyFormat, status: str) -> None:
+        call = Message("assistant", "I look.", "", (ToolCall("read", {"path": "a.py"}, "c0"),))
+        head, full = chat.render([USER], TOOLS), chat.render([USER, call, result("x", call.tool_calls[0])], TOOLS)
+        output = full[len(head) : full.index(chat.stop_token_ids[0], len(head)) + 1]
+        if status == "unclosed":
+            text = chat.tokenizer.decode(output)
+            output = chat.tokenizer.encode(text[: text.index("a.py") + 2])
+        tools = TOOLS[1:] if status == "unknown_tool" else TOOLS
+        reply = chat.parse(output, head, tools, truncated=status == "unclosed")
+        assert [(c.name, c.status) for c in reply.calls] in ([("read", status)], [("", status)])
+        assert reply.truncated is (status == "unclosed")
+        assert all("a." in c.raw for c in reply.calls)
 
 
 class TestReplies:

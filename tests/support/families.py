@@ -51,6 +51,15 @@ FAMILY_TOKENS: dict[str, tuple[str, ...]] = {
 }
 """The control tokens of each family, as its renderer asks for them."""
 
+OTHER_TOKENS: dict[str, tuple[str, ...]] = {
+    "deepseek-v4": (
+        *("<think>", "</think>", "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"),
+        *("<｜latest_reminder｜>", "｜DSML｜", "<｜action｜>", "<｜query｜>", "<｜authority｜>", "<｜domain｜>"),
+        *("<｜title｜>", "<｜read_url｜>"),
+    )
+}
+"""Families that are continued after some turns only."""
+
 KIMI_TEMPLATE = r"""
 {%- if tools %}{{- '<|im_system|>tool_declare<|im_middle|>' }}
 {{- tools | tojson(separators=(',', ':'), sort_keys=true) }}{{- '<|im_end|>' }}{% endif %}
@@ -81,7 +90,7 @@ def write_family_dir(directory: Path, family: str, *, model_type: str = "", temp
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer = train_tokenizer()
     known = set(tokenizer.get_vocab(with_added_tokens=True))
-    new = [t for t in FAMILY_TOKENS[family] if t not in known]
+    new = [t for t in (FAMILY_TOKENS | OTHER_TOKENS)[family] if t not in known]
     tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in new])
     tokenizer.save(str(directory / "tokenizer.json"))
     (directory / "tokenizer_config.json").write_text("{}", encoding="utf-8")

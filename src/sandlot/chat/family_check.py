@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 
 from sandlot.chat.families import FamilyFormat
@@ -53,19 +54,43 @@ def spoof(chat: FamilyFormat) -> str:
     return ""
 
 
-def broken_continuation(chat: FamilyFormat) -> str:
-    """What is wrong with the first probe whose continuation is not the full render's; empty when none is."""
-    proven = 0
+@dataclass(frozen=True)
+class Continuation:
+    """How a family goes on from the probe turns: what is wrong with the first that is not continued as a full render
+    has it (empty where none is), and which turns it declines to continue, which is never wrong."""
+
+    wrong: str
+    declined: tuple[str, ...]
+
+
+def continuation(chat: FamilyFormat) -> Continuation:
+    """Continue every probe turn and compare with full renders.
+
+    Where only later system messages go wrong the format makes users' messages of them from then on.
+    """
+    found = _continuation(chat)
+    if found.wrong and "system" in found.wrong and chat.traits.system_later:
+        chat.traits = replace(chat.traits, system_later=False)
+        found = _continuation(chat)
+    return found
+
+
+def _continuation(chat: FamilyFormat) -> Continuation:
+    proven, declined = 0, dict[str, None]()
     for base, (what, turn, new) in product(BASES, TURNS):
         tools = TOOLS if turn.tool_calls or len(base) != 2 else ()
         try:
             head, full = chat.render(base, tools), chat.render([*base, turn, *new], tools)
         except TemplateError:
             continue
-        if wrong := _wrong(chat, head, full, turn, new, tools):
-            return f"{what}: {wrong}"
-        proven += 1
-    return "" if proven else "it takes none of the probe conversations"
+        wrong = _wrong(chat, head, full, turn, new, tools)
+        if wrong is None:
+            declined[what] = None
+        elif wrong:
+            return Continuation(f"{what}: {wrong}", tuple(declined))
+        else:
+            proven += 1
+    return Continuation("" if proven else "it continues none of the probe turns", tuple(declined))
 
 
 def _wrong(
@@ -75,20 +100,22 @@ def _wrong(
     turn: Message,
     new: Sequence[Message],
     tools: Sequence[Tool],
-) -> str:
+) -> str | None:
+    """What is wrong with the continuation of one turn; None where it is declined."""
     names = [c.name for c in turn.tool_calls]
     output = list(full[len(head) :]) if full[: len(head)] == head else chat.stand_ins[-1]
     end = next((i for i, token in enumerate(output) if token in chat.stop_token_ids), len(output))
     output = output[:end]
     cut = chat.extend(output, names, new, tools)
-    if cut is None or not cut:
-        return "a turn without its close is not continued"
-    for stop in chat.stop_token_ids:
-        tail = chat.extend([*output, stop], names, new, tools)
+    tails = {stop: chat.extend([*output, stop], names, new, tools) for stop in chat.stop_token_ids}
+    if all(tail is None for tail in tails.values()):
+        return None
+    for stop, tail in tails.items():
         if tail is not None and full[len(full) - len(tail) - 1 :] == [stop, *tail]:
-            return "" if cut[len(cut) - len(tail) :] == tail else "a turn without its close is continued in another way"
+            same = cut is None or cut[len(cut) - len(tail) :] == tail
+            return "" if same else "a turn without its close is continued in another way"
     # Some families close a turn by the opening of the next one, which need not be a token that the model samples.
-    if cut[0] in chat.stop_token_ids and full[len(full) - len(cut) + 1 :] == cut[1:]:
+    if cut and cut[0] in chat.stop_token_ids and full[len(full) - len(cut) + 1 :] == cut[1:]:
         return ""
     return "what follows the turn differs"
 

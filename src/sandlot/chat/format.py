@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from sandlot.chat.base import ChatFormat
 from sandlot.chat.families import FamilyFormat, family_formats, library_families
-from sandlot.chat.family_check import broken_continuation, difference, spoof
+from sandlot.chat.family_check import continuation, difference, spoof
 from sandlot.chat.family_names import candidates
 from sandlot.chat.forgetting import forgets_at
 from sandlot.chat.forms import FORMS
@@ -155,7 +155,7 @@ class _Checkpoint:
         for family in families:
             try:
                 for chat in self._formats(family.name):
-                    if (own is None or not difference(chat, own)) and not spoof(chat) and not broken_continuation(chat):
+                    if (own is None or not difference(chat, own)) and not spoof(chat) and self._better(chat, own):
                         log.info("%s: rendered as a model of the family %s", self.name, family.name)
                         return self._prove(chat)
             except MissingDependencyError as e:
@@ -177,17 +177,22 @@ class _Checkpoint:
             form=self.form,
         )
 
+    def _better(self, chat: FamilyFormat, own: TemplateFormat | None) -> bool:
+        """Whether a family continues every turn, or at least some where the template continues none."""
+        found = continuation(chat)
+        return not found.wrong and (not found.declined or own is None or not self.by_template().can_extend)
+
     def _prove(self, chat: FamilyFormat) -> FamilyFormat:
         """Set `can_extend`, and warn with the cost where it is False; set what `thinking = template` forgets."""
-        wrong = broken_continuation(chat)
-        chat.can_extend = not wrong
-        if wrong:
+        found = continuation(chat)
+        chat.can_extend = not found.wrong
+        if found.wrong or found.declined:
             log.warning(
-                "%s: the family %s cannot be continued turn by turn (%s): every request is rendered in full, and where "
-                "that differs from what was sampled a turn starts a new branch",
+                "%s: the family %s cannot be continued %s: such a request is rendered in full, and where that differs "
+                "from what was sampled a turn starts a new branch",
                 self.name,
                 chat.family.name,
-                wrong,
+                f"at all ({found.wrong})" if found.wrong else f"after some turns ({'; '.join(found.declined)})",
             )
         if self.thinking == "template":
             shown = lambda messages, tools: chat.decode(chat.render(messages, tools))  # noqa: E731
