@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import tomllib
-from pathlib import Path, PurePosixPath
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from sandlot.errors import TaskError
+from sandlot.tasks.checked import check_workdir, checked_options, explain, inside
 from sandlot.tasks.task import CommandGrading, Grading, PytestGrading, Repository, Task, TaskLimits
 
 _FORBID = ConfigDict(extra="forbid", strict=True)
@@ -69,6 +71,7 @@ class _TaskFile(BaseModel):
     repository: _Repository | None = None
     grading: Annotated[_Pytest | _Command, Field(discriminator="form")]
     limits: _Limits = _Limits()
+    options: dict[str, Any] = {}
 
     @field_validator("workdir")
     @classmethod
@@ -78,19 +81,16 @@ class _TaskFile(BaseModel):
         return value
 
 
-def check_workdir(value: str) -> str:
-    """`value` when it can be a workdir; `ValueError` with the reason otherwise."""
-    path = PurePosixPath(value)
-    if not path.is_absolute() or ".." in path.parts or path == PurePosixPath("/"):
-        raise ValueError("must be an absolute path below / without '..'")
-    return value
+def load_directory(path: Path) -> Iterator[Task | TaskError]:
+    """The task in `path`, or the tasks in its directories that hold a `task.toml`, by name; Harbor's too."""
+    from sandlot.tasks.harbor import harbor_task, is_harbor
 
-
-def load_directory(path: Path) -> list[Task]:
-    """The task in `path`, or the tasks in its directories that hold a `task.toml`, by name."""
-    if (path / "task.toml").is_file():
-        return [load_task(path)]
-    return [load_task(child.parent) for child in sorted(path.glob("*/task.toml"))]
+    places = [path] if (path / "task.toml").is_file() else [file.parent for file in sorted(path.glob("*/task.toml"))]
+    for place in places:
+        try:
+            yield harbor_task(place) if is_harbor(place) else load_task(place)
+        except TaskError as error:
+            yield error
 
 
 def load_task(path: Path) -> Task:
@@ -105,6 +105,10 @@ def load_task(path: Path) -> Task:
         raise TaskError(f"{file}: {explain(error)}") from None
     if spec.image == "host" and spec.repository is None:
         raise TaskError(f"{file}: repository: the image 'host' holds no repository, so one must be given here")
+    try:
+        options = checked_options(spec.options)
+    except ValueError as error:
+        raise TaskError(f"{file}: options: {error}") from None
     return Task(
         id=path.resolve().name,
         statement=_statement(path),
@@ -115,28 +119,10 @@ def load_task(path: Path) -> Task:
         setup=tuple(spec.setup),
         protected=tuple(spec.protected),
         limits=TaskLimits(**spec.limits.model_dump()),
+        options=options,
         gold_patch=(path / "gold.patch").read_bytes() if (path / "gold.patch").is_file() else None,
         metadata={"difficulty": spec.difficulty, "description": spec.description},
     )
-
-
-def explain(error: ValidationError) -> str:
-    """All faults of a validation error as `field: reason`, joined."""
-    faults = []
-    for fault in error.errors():
-        field = ".".join(str(part) for part in fault["loc"])
-        faults.append(f"{field}: {fault['msg'].removeprefix('Value error, ')}" if field else str(fault["msg"]))
-    return "; ".join(faults)
-
-
-def inside(root: Path, relative: str, field: str, where: str) -> Path:
-    """The path `relative` below `root`, refused when it is missing or leads out."""
-    path = root / relative
-    if Path(relative).is_absolute() or not path.resolve().is_relative_to(root.resolve()):
-        raise TaskError(f"{where}: {field}: {relative!r} leads out of {root}")
-    if not path.exists():
-        raise TaskError(f"{where}: {field}: {relative!r} does not exist in {root}")
-    return path
 
 
 def _statement(path: Path) -> str:

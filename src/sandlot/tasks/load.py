@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from sandlot.errors import TaskError
 from sandlot.registry import Registry
+from sandlot.tasks.sources import SUFFIXES, is_dataset
 from sandlot.tasks.task import Task
 
 LOADERS = Registry(
@@ -13,10 +16,31 @@ LOADERS = Registry(
     {
         "bundled": "sandlot.tasks.load:load_bundled",
         "directory": "sandlot.tasks.directory:load_directory",
-        "jsonl": "sandlot.tasks.rows:load_jsonl",
+        "harbor": "sandlot.tasks.harbor:load_harbor",
+        "dataset": "sandlot.tasks.forms:load_rows",
+        "jsonl": "sandlot.tasks.forms:load_rows",
+        "rows": "sandlot.tasks.forms:load_agent",
+        "selection": "sandlot.tasks.forms:load_selection",
+        "swe-bench": "sandlot.tasks.forms:load_swebench",
+        "swe-bench-live": "sandlot.tasks.forms:load_live",
+        "swe-bench-pro": "sandlot.tasks.forms:load_pro",
+        "swe-gym": "sandlot.tasks.forms:load_gym",
+        "swe-rebench": "sandlot.tasks.forms:load_rebench",
+        "swe-smith": "sandlot.tasks.forms:load_smith",
+        "r2e-gym": "sandlot.tasks.forms:load_r2e",
+        "nemotron": "sandlot.tasks.forms:load_nemotron",
     },
 )
-"""Loaders by name; each takes a path and returns a list of tasks. `form:path` as a source picks one by its name."""
+"""Loaders by name; `form:path` as a source picks one. Each takes a path and returns an iterable: of tasks and, in the
+place of one that cannot be used, the `TaskError` that says why. What it raises concerns the whole source."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The tasks of a source, and why the others were refused."""
+
+    tasks: tuple[Task, ...]
+    refused: tuple[TaskError, ...] = ()
 
 
 def bundled_path() -> Path:
@@ -24,46 +48,64 @@ def bundled_path() -> Path:
     return Path(__file__).with_name("bundled")
 
 
-def load_tasks(source: str | Path) -> list[Task]:
+def load_tasks(source: str | Path, *, skip_bad: bool = False) -> list[Task]:
     """Load every task of `source`, in a fixed order.
 
-    `source` is `bundled`, a task directory (it holds a `task.toml`), a directory of task directories, a `.jsonl` file
-    of coding-agent rows, or `form:path` with a loader's name. A task that cannot be used is refused with a `TaskError`
-    that names file, row, field and reason; so are two tasks of one id.
+    `source` is `bundled`, a task directory (ours or Harbor's), a directory of task directories, a `.jsonl`, `.json` or
+    `.parquet` file of rows, a directory that `datasets` saved, a Harbor `registry.json`, or `form:path` with a loader's
+    name. A task that cannot be used is refused with a `TaskError` that names file, row, field and reason, or left out
+    with `skip_bad`; so are two tasks of one id.
     """
-    form, path = _form(source)
-    tasks: list[Task] = LOADERS.get(form)(path)
-    if not tasks:
+    loaded = load_all(source)
+    if loaded.refused and not skip_bad:
+        raise loaded.refused[0]
+    return list(loaded.tasks)
+
+
+def load_all(source: str | Path) -> Loaded:
+    """Load `source` like `load_tasks`, but keep the refusals beside the tasks. Raises when there is neither."""
+    form, path = form_and_path(source)
+    found: Iterable[Task | TaskError] = LOADERS.get(form)(path)
+    tasks: dict[str, Task] = {}
+    refused: list[TaskError] = []
+    for item in found:
+        if isinstance(item, TaskError):
+            refused.append(item)
+        elif item.id in tasks:
+            refused.append(TaskError(f"{path}: the task id {item.id!r} is used twice"))
+        else:
+            tasks[item.id] = item
+    if not tasks and not refused:
         raise TaskError(f"{path}: holds no task")
-    seen: set[str] = set()
-    for task in tasks:
-        if task.id in seen:
-            raise TaskError(f"{path}: the task id {task.id!r} is used twice")
-        seen.add(task.id)
-    return tasks
+    return Loaded(tuple(tasks.values()), tuple(refused))
 
 
-def load_bundled(path: Path) -> list[Task]:
+def load_bundled(path: Path) -> list[Task | TaskError]:
     """The tasks that ship with Sandlot: task directories, then the rows of `rows.jsonl`."""
     from sandlot.tasks.directory import load_directory
-    from sandlot.tasks.rows import load_jsonl
+    from sandlot.tasks.forms import load_rows
 
     rows = path / "rows.jsonl"
-    return [*load_directory(path), *(load_jsonl(rows) if rows.exists() else [])]
+    return [*load_directory(path), *(load_rows(rows) if rows.exists() else [])]
 
 
-def _form(source: str | Path) -> tuple[str, Path]:
+def form_and_path(source: str | Path) -> tuple[str, Path]:
+    """The loader's name and the path that `source` means. `TaskError` when there is nothing."""
     text = str(source)
     if text == "bundled":
         return "bundled", bundled_path()
     path = Path(source)
     if path.is_dir():
-        return "directory", path
-    if path.suffix == ".jsonl" and path.is_file():
-        return "jsonl", path
+        return ("dataset" if is_dataset(path) else "directory"), path
+    if path.is_file() and path.name == "registry.json":
+        return "harbor", path
+    if path.is_file() and path.suffix in SUFFIXES:
+        return "dataset", path
     name, colon, rest = text.partition(":")
     if colon and name in LOADERS.names():
+        if not Path(rest).exists():
+            raise TaskError(f"{rest}: no such file or directory")
         return name, Path(rest)
     if path.exists():
-        raise TaskError(f"{path}: no loader reads this file; give a task directory or a .jsonl file")
-    raise TaskError(f"{path}: no such file or directory; give `bundled`, a task directory or a .jsonl file")
+        raise TaskError(f"{path}: no loader reads this file; give a task directory or one of {', '.join(SUFFIXES)}")
+    raise TaskError(f"{path}: no such file or directory; give `bundled`, a task directory or a file of rows")

@@ -2,22 +2,19 @@
 
 The grader is one of `swepro`, `eval_cmd` and `remote_env_info.f2p_script`. Beside the form's own keys a row may
 name a repository next to the file (`metadata.repository = {"fast_export" | "directory", "base"}`) when its image
-is `host`, and `metadata.gold_patch`, `metadata.files` (hidden files, path to text) and `metadata.limits`.
+is `host`, and `metadata.gold_patch`, `metadata.files` (hidden files, path to text), `metadata.limits` and
+`metadata.options`.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
-import json
 import re
 from collections.abc import Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
-from sandlot.errors import TaskError
-from sandlot.tasks.directory import check_workdir, inside
-from sandlot.tasks.task import CommandGrading, Grading, Repository, ScriptGrading, SweProGrading, Task, TaskLimits
+from sandlot.tasks.row import Row
+from sandlot.tasks.task import CommandGrading, Grading, ScriptGrading, SweProGrading, Task
 
 _LABEL_LIMIT = 256
 """Labels from this length on are a grader's payload, not a name."""
@@ -35,6 +32,7 @@ _KNOWN = frozenset(
         "gold_patch",
         "files",
         "limits",
+        "options",
         "protected",
         "timeout",
     )
@@ -59,13 +57,11 @@ _SWEPRO_KEYS = frozenset(
 )
 
 
-class _Row:
-    """One row with typed access to its fields; every refusal names file, row and field."""
+class _Row(Row):
+    """A row with its two objects."""
 
     def __init__(self, path: Path, number: int, row: Mapping[str, Any]) -> None:
-        self.path = path
-        self.where = f"{path}: row {number}"
-        self.row = row
+        super().__init__(path, number, row)
         metadata = row.get("metadata") or {}
         if not isinstance(metadata, Mapping):
             raise self.error("metadata", "must be an object")
@@ -75,74 +71,10 @@ class _Row:
         self.metadata: Mapping[str, Any] = metadata
         self.remote: Mapping[str, Any] = remote
 
-    def error(self, field: str, reason: str) -> TaskError:
-        return TaskError(f"{self.where}: {field}: {reason}")
 
-    def text(self, source: Mapping[str, Any], key: str, field: str) -> str:
-        """The string at `key`, empty when absent or null."""
-        value = source.get(key)
-        if value is None:
-            return ""
-        if not isinstance(value, str):
-            raise self.error(field, f"must be a string, not {type(value).__name__}")
-        return value
-
-    def strings(self, source: Mapping[str, Any], field: str, *keys: str) -> tuple[str, ...]:
-        """The list of strings at the first of `keys` that is there; lists written as JSON text are read too."""
-        for key in keys:
-            value = source.get(key)
-            if value is None:
-                continue
-            if isinstance(value, str):
-                try:
-                    value = json.loads(value)
-                except json.JSONDecodeError:
-                    raise self.error(f"{field}.{key}", "is text, but no JSON list") from None
-            if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-                raise self.error(f"{field}.{key}", "must be a list of strings")
-            return tuple(value)
-        return ()
-
-    def files(self, source: Mapping[str, Any], field: str) -> dict[str, bytes]:
-        """Hidden files: path to text, or to `{"base64": …}` for bytes."""
-        value = source.get("files") or {}
-        if not isinstance(value, Mapping):
-            raise self.error(field, "must map paths to text")
-        files = {}
-        for name, content in value.items():
-            if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts or not name:
-                raise self.error(field, f"{name!r} leads out of the workdir")
-            if isinstance(content, str):
-                files[name] = content.encode()
-                continue
-            try:
-                files[name] = base64.b64decode(content["base64"], validate=True)
-            except (TypeError, KeyError, ValueError, binascii.Error):
-                raise self.error(f"{field}.{name}", 'must be text or {"base64": text}') from None
-        return files
-
-    def seconds(self, source: Mapping[str, Any], field: str, default: float) -> float:
-        value = source.get("timeout", default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-            raise self.error(field, "must be a positive number of seconds")
-        return float(value)
-
-
-def load_jsonl(path: Path) -> list[Task]:
-    """Load every row of a JSONL file; blank lines are skipped."""
-    tasks = []
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except (json.JSONDecodeError, UnicodeDecodeError) as error:
-                raise TaskError(f"{path}: row {number}: not readable as JSON: {error}") from None
-            if not isinstance(row, dict):
-                raise TaskError(f"{path}: row {number}: must be an object with prompt, label and metadata")
-            tasks.append(_task(_Row(path, number, row)))
-    return tasks
+def agent_task(path: Path, number: int, row: Mapping[str, Any]) -> Task:
+    """The task of one coding-agent row."""
+    return _task(_Row(path, number, row))
 
 
 def _task(row: _Row) -> Task:
@@ -155,14 +87,11 @@ def _task(row: _Row) -> Task:
         raise row.error("metadata.image", "is missing, and so is remote_env_info.image_url")
     if not workdir:
         raise row.error("metadata.workdir", "is missing, and so is remote_env_info.workdir")
-    try:
-        check_workdir(workdir)
-    except ValueError as error:
-        raise row.error("metadata.workdir", str(error)) from None
+    row.workdir(workdir, "metadata.workdir")
     statement = row.text(metadata, "problem_statement", "metadata.problem_statement") or _prompt(row)
     if not statement.strip():
         raise row.error("metadata.problem_statement", "is missing, and prompt holds no text either")
-    repository = _repository(row)
+    repository = row.repository(metadata, "metadata.repository")
     if image == "host" and repository is None:
         raise row.error("metadata.repository", "the image 'host' holds no repository, so one must be named here")
     gold = row.text(metadata, "gold_patch", "metadata.gold_patch")
@@ -175,7 +104,8 @@ def _task(row: _Row) -> Task:
         workdir=workdir,
         setup=_setup(row),
         protected=row.strings(metadata, "metadata", "protected"),
-        limits=_limits(row),
+        limits=row.limits(metadata, "metadata.limits"),
+        options=row.options(metadata, "metadata.options"),
         gold_patch=gold.encode() if gold else None,
         metadata=_rest(row),
     )
@@ -226,37 +156,6 @@ def _setup(row: _Row) -> tuple[str, ...]:
     if isinstance(value, str):
         return (value.replace("\\n", "\n"),)
     return tuple(c for c in row.strings({"pre_commands": value}, "metadata", "pre_commands") if c.strip())
-
-
-def _limits(row: _Row) -> TaskLimits:
-    value = row.metadata.get("limits") or {}
-    if not isinstance(value, Mapping):
-        raise row.error("metadata.limits", "must be an object")
-    for key, number in value.items():
-        if key not in ("wall_clock", "turns", "tokens"):
-            raise row.error(f"metadata.limits.{key}", "is no limit; there are wall_clock, turns and tokens")
-        whole = isinstance(number, int) or (key == "wall_clock" and isinstance(number, float))
-        if isinstance(number, bool) or not whole or not 0 < number < float("inf"):
-            raise row.error(f"metadata.limits.{key}", "must be a positive number")
-    return TaskLimits(**value)
-
-
-def _repository(row: _Row) -> Repository | None:
-    value = row.metadata.get("repository")
-    if value is None:
-        return None
-    field = "metadata.repository"
-    if not isinstance(value, Mapping) or not value.keys() <= {"fast_export", "directory", "base"}:
-        raise row.error(field, "must be an object with fast_export or directory, and base")
-    sources = [key for key in ("fast_export", "directory") if value.get(key) is not None]
-    if len(sources) != 1:
-        raise row.error(field, "must name exactly one of fast_export and directory")
-    name = row.text(value, sources[0], f"{field}.{sources[0]}")
-    path = inside(row.path.parent, name, f"{field}.{sources[0]}", row.where)
-    base = row.text(value, "base", f"{field}.base") or "HEAD"
-    if sources[0] == "directory":
-        return Repository(directory=path, base=base)
-    return Repository(fast_export=path, base=base)
 
 
 def _grading(row: _Row) -> Grading:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
@@ -22,17 +22,28 @@ class Repository:
 
 
 @dataclass(frozen=True)
+class Mutation:
+    """A change that makes the bug: `patch` is applied to the base commit and the files `removed` go, before anyone sees
+    the repository. It then has one commit, since its past is the solution.
+    """
+
+    patch: bytes
+    removed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class PytestGrading:
     """Hidden test files are put in, then named tests must pass: `fail_to_pass` and `pass_to_pass`.
 
-    `files` maps a path relative to the workdir to its content. A test that is absent, skipped, in error or not
-    collected has not passed.
+    `files` maps a path relative to the workdir to its content; `base_files` are taken as the base commit has them,
+    before the task's mutation. A test that is absent, skipped, in error or not collected has not passed.
     """
 
     files: Mapping[str, bytes]
     fail_to_pass: tuple[str, ...]
     pass_to_pass: tuple[str, ...] = ()
     timeout: float = 300.0
+    base_files: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -72,7 +83,63 @@ class SweProGrading:
     timeout: float = 1800.0
 
 
-Grading = PytestGrading | CommandGrading | ScriptGrading | SweProGrading
+@dataclass(frozen=True)
+class SwebenchGrading:
+    """SWE-bench form: the files that `test_patch` changes are put in as it leaves them, then named tests must pass.
+
+    With `command` (the shell lines that run the tests) and `log_parser` (a parser of the `swebench` package) the log is
+    read by that parser; without them pytest runs the tests and the names must be pytest's.
+    """
+
+    test_patch: bytes
+    fail_to_pass: tuple[str, ...]
+    pass_to_pass: tuple[str, ...] = ()
+    command: str = ""
+    log_parser: str = ""
+    timeout: float = 1800.0
+
+
+@dataclass(frozen=True)
+class R2EGrading:
+    """R2E-Gym form: `expected` maps a test's name without its file (`TestX.test_y`) to its status with the real fix.
+
+    Those expected to pass must pass. `files` are the hidden tests; where it is empty they are the image's own, in
+    the directory `image_tests`, and are put into the workdir's `r2e_tests`.
+    """
+
+    expected: Mapping[str, str]
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    image_tests: str = ""
+    timeout: float = 600.0
+
+
+@dataclass(frozen=True)
+class HarborGrading:
+    """Harbor form: `files` go to `/tests`, `test.sh` runs there, and the reward is what it wrote to
+    `/logs/verifier/reward.json` or `reward.txt`. Its exit status says nothing.
+    """
+
+    files: Mapping[str, bytes]
+    env: Mapping[str, str] = field(default_factory=dict)
+    user: str = "root"
+    timeout: float = 600.0
+
+
+Grading = PytestGrading | CommandGrading | ScriptGrading | SweProGrading | SwebenchGrading | R2EGrading | HarborGrading
+
+
+@dataclass(frozen=True)
+class GradingOptions:
+    """How results become one number.
+
+    `credit`: `all` gives 1 only when every required test passed; `fraction` gives the share of `fail_to_pass` that
+    passed, and 0 when a test of `pass_to_pass` did not. `reruns`: how often an unsolved verdict is graded again; what
+    most of the runs say counts. `weights`: of a verifier's several rewards by name; their weighted mean counts.
+    """
+
+    credit: Literal["all", "fraction"] = "all"
+    reruns: int = 0
+    weights: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -88,7 +155,9 @@ class TaskLimits:
 class Task:
     """One problem. `image` is what the sandbox boots (`host`, a directory, a reference); `setup` are shell commands
     run as root in the workdir before the agent starts, and again before grading. `protected` are path patterns that
-    belong to the tests and are restored after the patch.
+    belong to the tests and are restored after the patch. `hidden` are absolute paths of the image that belong to the
+    tests and are gone before the agent starts. `python` is the image's interpreter that runs its tests (empty: the
+    `python` on its PATH).
     """
 
     id: str
@@ -101,4 +170,8 @@ class Task:
     protected: tuple[str, ...] = ()
     limits: TaskLimits = TaskLimits()
     gold_patch: bytes | None = None
+    mutation: Mutation | None = None
+    hidden: tuple[str, ...] = ()
+    python: str = ""
+    options: GradingOptions = GradingOptions()
     metadata: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,58 @@
+"""Checks that loaders share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from pydantic import ValidationError
+
+from sandlot.errors import TaskError
+from sandlot.tasks.task import GradingOptions
+
+
+def check_workdir(value: str) -> str:
+    """`value` when it can be a workdir; `ValueError` with the reason otherwise."""
+    path = PurePosixPath(value)
+    if not path.is_absolute() or ".." in path.parts or path == PurePosixPath("/"):
+        raise ValueError("must be an absolute path below / without '..'")
+    return value
+
+
+def explain(error: ValidationError) -> str:
+    """All faults of a validation error as `field: reason`, joined."""
+    faults = []
+    for fault in error.errors():
+        field = ".".join(str(part) for part in fault["loc"])
+        faults.append(f"{field}: {fault['msg'].removeprefix('Value error, ')}" if field else str(fault["msg"]))
+    return "; ".join(faults)
+
+
+def inside(root: Path, relative: str, field: str, where: str) -> Path:
+    """The path `relative` below `root`, refused when it is missing or leads out."""
+    path = root / relative
+    if Path(relative).is_absolute() or not path.resolve().is_relative_to(root.resolve()):
+        raise TaskError(f"{where}: {field}: {relative!r} leads out of {root}")
+    if not path.exists():
+        raise TaskError(f"{where}: {field}: {relative!r} does not exist in {root}")
+    return path
+
+
+def checked_options(value: Mapping[str, Any]) -> GradingOptions:
+    """Grading options from an object; `ValueError` with the reason for what is none."""
+    if unknown := sorted(set(value) - {"credit", "reruns", "weights"}):
+        raise ValueError(f"{unknown[0]!r} is no option; there are credit, reruns and weights")
+    if value.get("credit", "all") not in ("all", "fraction"):
+        raise ValueError("credit must be 'all' or 'fraction'")
+    reruns = value.get("reruns", 0)
+    if isinstance(reruns, bool) or not isinstance(reruns, int) or not 0 <= reruns <= 10:
+        raise ValueError("reruns must be a whole number from 0 to 10")
+    weights = value.get("weights") or {}
+    if not isinstance(weights, Mapping) or not all(
+        isinstance(w, int | float) and not isinstance(w, bool) and 0 <= w < float("inf") for w in weights.values()
+    ):
+        raise ValueError("weights must map names to numbers that are not negative")
+    if weights and not sum(weights.values()) > 0:
+        raise ValueError("the weights must not all be 0")
+    return GradingOptions(value.get("credit", "all"), reruns, dict(weights))

@@ -1,0 +1,286 @@
+"""Loader of Harbor task directories and local registries: a strict subset of `task.toml` 1.4.
+
+What is not of the subset is refused by name, never ignored. `[metadata.sandlot]`, which Harbor leaves alone, may say
+`image` (`host`, a directory, a reference) and `directory` (the work tree, beside task.toml) where no image is built.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from sandlot.errors import TaskError
+from sandlot.tasks.checked import check_workdir, checked_options, explain, inside
+from sandlot.tasks.task import HarborGrading, Repository, Task, TaskLimits
+
+_FORBID = ConfigDict(extra="forbid")
+_Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_NETWORKS = ("public", "no-network")
+_CONTEXT_IGNORED = (".harborignore", "__pycache__")
+
+
+class _Info(BaseModel):
+    model_config = _FORBID
+    name: str = ""
+    version: str = ""
+    description: str = ""
+    authors: list[Any] = []
+    keywords: list[str] = []
+
+
+class _Environment(BaseModel):
+    """`cpus`, `memory_mb` and the like are bounds that the run's own sandbox limits stand for."""
+
+    model_config = _FORBID
+    docker_image: str = ""
+    build_timeout_sec: _Seconds = 600.0
+    cpus: float | None = None
+    memory_mb: int | None = None
+    storage_mb: int | None = None
+    memory: str | None = None
+    storage: str | None = None
+    workdir: str = ""
+    network_mode: str = "public"
+    allow_internet: bool = True
+    os: str = "linux"
+    gpus: int = 0
+
+
+class _Agent(BaseModel):
+    model_config = _FORBID
+    timeout_sec: _Seconds | None = None
+    network_mode: str = "public"
+
+
+class _Verifier(BaseModel):
+    model_config = _FORBID
+    timeout_sec: _Seconds = 600.0
+    env: dict[str, str] = {}
+    user: str | None = None
+    environment_mode: str = "shared"
+    network_mode: str = "public"
+
+
+class _Solution(BaseModel):
+    model_config = _FORBID
+    env: dict[str, str] = {}
+
+
+class _TaskFile(BaseModel):
+    model_config = _FORBID
+    schema_version: str = "1.4"
+    version: str = ""
+    source: str = ""
+    task: _Info = _Info()
+    metadata: dict[str, Any] = {}
+    environment: _Environment = _Environment()
+    agent: _Agent = _Agent()
+    verifier: _Verifier = _Verifier()
+    solution: _Solution = _Solution()
+
+
+class _Place(BaseModel):
+    """`[metadata.sandlot]`."""
+
+    model_config = _FORBID
+    image: str = ""
+    directory: str = ""
+    options: dict[str, Any] = {}
+
+
+def is_harbor(path: Path) -> bool:
+    """Whether a directory with a `task.toml` is a task of Harbor's."""
+    return not (path / "statement.md").exists() and any((path / n).exists() for n in ("instruction.md", "steps"))
+
+
+def load_harbor(path: Path) -> Iterator[Task | TaskError]:
+    """The task in `path`, the tasks in its directories by name, or those of a `registry.json`."""
+    if path.is_file():
+        yield from _registry(path)
+        return
+    places = [path] if (path / "task.toml").is_file() else [file.parent for file in sorted(path.glob("*/task.toml"))]
+    for place in places:
+        try:
+            yield harbor_task(place)
+        except TaskError as error:
+            yield error
+
+
+def harbor_task(path: Path) -> Task:
+    """Load one Harbor task directory; its name is the task's id."""
+    file = path / "task.toml"
+    try:
+        spec = _TaskFile.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
+        place = _Place.model_validate(spec.metadata.get("sandlot", {}))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise TaskError(f"{file}: not readable as TOML: {error}") from None
+    except ValidationError as error:
+        raise TaskError(f"{file}: {explain(error)} (outside of the subset of Harbor's format)") from None
+    if fault := _unsupported(path, spec):
+        raise TaskError(f"{file}: {fault}")
+    image, repository = _environment(path, spec, place)
+    name = path.resolve().name
+    workdir = spec.environment.workdir or _dockerfile_workdir(path) or "/app"
+    try:
+        check_workdir(workdir)
+        options = checked_options(place.options)
+    except ValueError as error:
+        raise TaskError(f"{file}: environment.workdir or metadata.sandlot.options: {error}") from None
+    grading = HarborGrading(
+        files=_tests(path),
+        env=_resolved(file, spec.verifier.env),
+        user=spec.verifier.user or "root",
+        timeout=spec.verifier.timeout_sec,
+    )
+    gold = path / "solution" / "gold.patch"
+    limits = TaskLimits() if spec.agent.timeout_sec is None else TaskLimits(wall_clock=spec.agent.timeout_sec)
+    return Task(
+        id=name,
+        statement=_instruction(path),
+        grading=grading,
+        image=image,
+        repository=repository,
+        workdir=workdir,
+        limits=limits,
+        gold_patch=gold.read_bytes() if gold.is_file() else None,
+        options=options,
+        metadata={
+            "harbor": spec.task.name or name,
+            "solution": str(path / "solution") if (path / "solution" / "solve.sh").is_file() else "",
+            **{key: value for key, value in spec.metadata.items() if isinstance(value, str | int | float | bool)},
+        },
+    )
+
+
+def _unsupported(path: Path, spec: _TaskFile) -> str:
+    """What of a task cannot be done here, or nothing."""
+    environment, verifier = spec.environment, spec.verifier
+    versions = [int(part) for part in re.findall(r"\d+", spec.schema_version)[:2]]
+    if versions > [1, 4]:
+        return f"schema_version: {spec.schema_version!r} is newer than 1.4"
+    if (path / "steps").exists():
+        return "steps: tasks of several steps are not supported"
+    if any((path / "environment" / f"docker-compose.{end}").exists() for end in ("yaml", "yml")):
+        return "environment: docker-compose files are not supported; one image is"
+    if (path / "tests" / "Dockerfile").exists():
+        return "tests/Dockerfile: images of the verifier's own are not supported; it runs in the task's image"
+    if not (path / "tests" / "test.sh").is_file():
+        return "tests/test.sh is missing"
+    if environment.os.lower() != "linux" or environment.gpus:
+        return "environment: only Linux without GPUs is supported"
+    for name, mode in (
+        ("environment", environment.network_mode),
+        ("agent", spec.agent.network_mode),
+        ("verifier", verifier.network_mode),
+    ):
+        if mode not in _NETWORKS:
+            return f"{name}.network_mode: {mode!r} is not supported; nothing has a network here"
+    if verifier.environment_mode not in ("shared", "separate"):
+        return f"verifier.environment_mode: {verifier.environment_mode!r} is neither shared nor separate"
+    if verifier.user not in (None, "", "root", "0", "agent"):
+        return f"verifier.user: {verifier.user!r} is not supported; there are root and agent"
+    return ""
+
+
+def _environment(path: Path, spec: _TaskFile, place: _Place) -> tuple[str, Repository | None]:
+    file = path / "task.toml"
+    repository = None
+    if place.directory:
+        directory = inside(path, place.directory, "metadata.sandlot.directory", str(file))
+        if not directory.is_dir():
+            raise TaskError(f"{file}: metadata.sandlot.directory: {place.directory!r} is no directory")
+        repository = Repository(directory=directory)
+    if image := place.image or spec.environment.docker_image:
+        if image == "host" and repository is None:
+            raise TaskError(f"{file}: metadata.sandlot.directory: the image 'host' holds no work tree, so name one")
+        return image, repository
+    if (path / "environment" / "Dockerfile").is_file():
+        return f"dockerfile:{(path / 'environment').resolve()}", repository
+    raise TaskError(f"{file}: environment.docker_image: is missing, and there is no environment/Dockerfile either")
+
+
+def _dockerfile_workdir(path: Path) -> str:
+    """The last absolute WORKDIR of the Dockerfile, if one is there."""
+    file = path / "environment" / "Dockerfile"
+    if not file.is_file():
+        return ""
+    found = re.findall(r"^\s*WORKDIR\s+[\"']?(/[^\s\"']+)", file.read_text("utf-8", "replace"), re.M | re.I)
+    return str(found[-1]).rstrip("/") if found else ""
+
+
+def _instruction(path: Path) -> str:
+    file = path / "instruction.md"
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (FileNotFoundError, UnicodeDecodeError) as error:
+        raise TaskError(f"{file}: the instruction cannot be read: {error}") from None
+    if not text.strip():
+        raise TaskError(f"{file}: the instruction is empty")
+    return text
+
+
+def _tests(path: Path) -> dict[str, bytes]:
+    """The files below `tests`, but for what `.harborignore` and caches leave out."""
+    root = path / "tests"
+    ignore = path / ".harborignore"
+    lines = ignore.read_text("utf-8").splitlines() if ignore.is_file() else []
+    patterns = [line.strip().rstrip("/") for line in lines if line.strip() and not line.startswith("#")]
+    files = {}
+    for file in sorted(root.rglob("*")):
+        inner = file.relative_to(path)
+        if file.is_symlink() or not file.is_file() or set(inner.parts) & set(_CONTEXT_IGNORED):
+            continue
+        if any(fnmatchcase(part, p) or fnmatchcase(inner.as_posix(), p) for p in patterns for part in inner.parts):
+            continue
+        files[file.relative_to(root).as_posix()] = file.read_bytes()
+    return files
+
+
+_VARIABLE = re.compile(r"\$\{(?P<name>\w+)(?::-(?P<default>[^}]*))?\}")
+
+
+def _resolved(file: Path, env: Mapping[str, str]) -> dict[str, str]:
+    """`${NAME}` and `${NAME:-default}` filled in from our own environment."""
+
+    def value(match: re.Match[str]) -> str:
+        found = os.environ.get(match["name"], match["default"])
+        if found is None:
+            raise TaskError(f"{file}: verifier.env: the variable {match['name']} is not set, and has no default")
+        return found
+
+    return {name: _VARIABLE.sub(value, text) for name, text in env.items()}
+
+
+def _registry(path: Path) -> Iterator[Task | TaskError]:
+    """The tasks of a `registry.json`: a list of data sets whose tasks lie at paths beside it."""
+    try:
+        sets = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise TaskError(f"{path}: not readable as JSON: {error}") from None
+    if not isinstance(sets, list) or not all(isinstance(s, dict) and isinstance(s.get("tasks"), list) for s in sets):
+        raise TaskError(f"{path}: must be a list of data sets with tasks")
+    number = 0
+    for dataset in sets:
+        for entry in dataset["tasks"]:
+            number += 1
+            where = f"{path}: row {number}"
+            try:
+                yield _registered(path, entry, where)
+            except TaskError as error:
+                yield error
+
+
+def _registered(path: Path, entry: Any, where: str) -> Task:
+    if not isinstance(entry, dict) or not isinstance(entry.get("path"), str):
+        raise TaskError(f"{where}: path: is missing")
+    if entry.get("git_url"):
+        raise TaskError(f"{where}: git_url: is not fetched; clone it and give the directory of its tasks")
+    return harbor_task(inside(path.parent, entry["path"], "path", where))
