@@ -33,8 +33,11 @@ def accounts(uid: int) -> list[tuple[str, str, tuple[str, ...]]]:
 def prepare(spec: dict[str, Any]) -> None:
     """Make users, homes and the work directory."""
     uid = spec["agent_id"]
+    os.makedirs("/etc", 0o755, exist_ok=True)
+    etc = os.open("/etc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     for name, agent, always in accounts(uid):
-        _update(f"/etc/{name}", agent, always)
+        update(etc, name, agent, always)
+    os.close(etc)
     for path, owner, mode in (("/root", None, 0o700), ("/home/agent", uid, 0o755), (spec["workdir"], uid, 0o755)):
         made = _make(path, mode)
         if owner is not None and (made or os.stat(path).st_uid != owner):
@@ -51,22 +54,26 @@ def _make(path: str, mode: int) -> bool:
     return True
 
 
-def _update(path: str, agent: str, always: tuple[str, ...]) -> None:
-    """Rewrite an account file when it lacks something; an odd one (link out, FIFO) is replaced."""
+def update(etc: int, name: str, agent: str, always: tuple[str, ...]) -> bool:
+    """Rewrite an account file of the open directory `etc` when it lacks something; whether it did.
+
+    An odd one (link out, FIFO) is replaced.
+    """
     text = ""
     with suppress(OSError):
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=etc)
         with open(fd, encoding="utf-8", errors="surrogateescape") as file:
             if stat.S_ISREG(os.fstat(fd).st_mode):
                 text = file.read(1 << 20)
     wanted = merged(text, agent, always)
     if wanted == text:
-        return
-    os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
-    temporary = f"{path}.sandlot"
+        return False
+    temporary = f"{name}.sandlot"
     with suppress(FileNotFoundError):
-        os.unlink(temporary)
-    with open(temporary, "x", encoding="utf-8", errors="surrogateescape") as file:
+        os.unlink(temporary, dir_fd=etc)
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=etc)
+    with open(fd, "w", encoding="utf-8", errors="surrogateescape") as file:
+        os.fchmod(fd, 0o644)
         file.write(wanted)
-    os.chmod(temporary, 0o644)
-    os.replace(temporary, path)
+    os.replace(temporary, name, src_dir_fd=etc, dst_dir_fd=etc)
+    return True

@@ -17,12 +17,13 @@ def remove(path: str) -> None:
     except FileNotFoundError:
         return
     try:
-        _remove_at(fd, name)
+        remove_at(fd, name)
     finally:
         os.close(fd)
 
 
-def _remove_at(root: int, name: str) -> None:
+def remove_at(root: int, name: str) -> None:
+    """Remove the entry `name` of the open directory `root`, whatever it is. Absent is fine."""
     pending = [name]
     while pending:
         _remove_entry(root, pending.pop(), 0, root, pending)

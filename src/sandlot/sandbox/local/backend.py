@@ -14,18 +14,20 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sandlot.cache import cache_dir
 from sandlot.errors import SandboxError, SandboxUnavailableError
 from sandlot.sandbox.base import AGENT_USER, Check, Running, SandboxSpec, Snapshot
+from sandlot.sandbox.images import Image, ImageStore
 from sandlot.sandbox.jail import cgroups, leftovers, tree, wire
 from sandlot.sandbox.local import image, limits, state
-from sandlot.sandbox.local.sandbox import LocalSandbox, boot
+from sandlot.sandbox.local.boot import boot
+from sandlot.sandbox.local.sandbox import LocalSandbox
 
 AGENT_ID = 1000
 _BASE_ID = 0x53420000
@@ -50,11 +52,24 @@ class _Machine:
     tier: limits.Tier
 
 
+@dataclass(frozen=True)
+class _Base:
+    """The read-only files below a sandbox: directories of the image, uppermost first, and trees mounted on them.
+
+    `prepared`: owners are the sandbox's already; otherwise they are mapped at each boot.
+    """
+
+    lowers: tuple[str, ...]
+    prepared: bool
+    binds: tuple[tuple[str, str], ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
 class LocalSnapshot:
     """See `Snapshot`. `layers` are frozen upper directories, newest first, shared with what was booted from them."""
 
-    def __init__(self, backend: LocalBackend, layers: tuple[str, ...], image: str) -> None:
-        self.layers, self.image = layers, image
+    def __init__(self, backend: LocalBackend, layers: tuple[str, ...], base: _Base) -> None:
+        self.layers, self.base = layers, base
         self._backend = backend
         self._discarded = False
 
@@ -70,8 +85,9 @@ class LocalBackend:
 
     name = "local"
 
-    def __init__(self, state_dir: Path | None = None) -> None:
-        self._state_dir = state_dir
+    def __init__(self, state_dir: Path | None = None, *, image_cache: int = 64 << 30) -> None:
+        """`state_dir`: where runs and images are kept instead of the cache. `image_cache`: bytes of images to keep."""
+        self._state_dir, self._image_cache = state_dir, image_cache
         self._guard = threading.Lock()
         self._machine: _Machine | None = None
         self.run_dir = Path()
@@ -83,12 +99,15 @@ class LocalBackend:
         self._sandboxes: dict[str, LocalSandbox] = {}
         self._layers: Counter[str] = Counter()
         self._stood_on: dict[str, tuple[str, ...]] = {}
+        self._bases: dict[str, _Base] = {}
+        self._images: ImageStore | None = None
+        self._flattening: dict[tuple[str, str], asyncio.Task[Image]] = {}
 
     async def create(self, spec: SandboxSpec) -> LocalSandbox:
         """See `SandboxBackend.create`."""
         machine = await asyncio.to_thread(self._start)
         identity = f"{next(self._numbers)}-{secrets.token_hex(4)}"
-        layers, image_path, binds = self._files(spec)
+        layers, base = await self._files(spec, machine.users)
         body = {
             "id": identity,
             "dir": str(self.run_dir / identity),
@@ -96,10 +115,10 @@ class LocalBackend:
             "base": _BASE_ID,
             "agent_id": AGENT_ID,
             "workdir": spec.workdir,
-            "lowers": list(layers),
-            "image": image_path,
-            "image_is_prepared": image_path == str(self.run_dir / "host"),
-            "binds": binds,
+            "lowers": [*layers, *base.lowers[:-1]],
+            "image": base.lowers[-1],
+            "image_is_prepared": base.prepared,
+            "binds": [*base.binds, *_binds(spec)],
             "limits": asdict(spec.limits),
             "shm_bytes": min(spec.limits.memory // 4, _SHM_BYTES),
             "cgroups": machine.tier.groups(identity, spec.limits),
@@ -117,13 +136,14 @@ class LocalBackend:
         about = {"image": facts["image"], "started": time.time(), "labels": dict(spec.labels)}
         self._make_directory(body, machine.users, about)
         self._layers.update(layers)
-        self._stood_on[identity] = layers
+        self._stood_on[identity], self._bases[identity] = layers, base
         try:
             owners = {"root": _BASE_ID, AGENT_USER: _BASE_ID + AGENT_ID} if machine.users == "range" else {}
-            sandbox = await boot(self._send, body, spec, facts, owners, self._on_end)
+            sandbox = await boot(self._send, body, spec, facts, owners, base.env, self._on_end)
         except BaseException as error:
             if not isinstance(error, asyncio.CancelledError):
                 await asyncio.to_thread(leftovers.remove_sandbox, str(self.run_dir / identity))
+            del self._bases[identity]
             await asyncio.shield(self.release(self._stood_on.pop(identity)))
             raise
         self._sandboxes[identity] = sandbox
@@ -243,33 +263,27 @@ class LocalBackend:
         except (OSError, TimeoutError) as error:
             raise SandboxError(f"the process that forks sandboxes is gone ({error}); try again") from error
 
-    def _files(self, spec: SandboxSpec) -> tuple[tuple[str, ...], str, list[tuple[str, str]]]:
-        """(snapshot layers, image directory, read-only trees) of a spec."""
-        layers: tuple[str, ...] = ()
-        name = spec.image
+    async def _files(self, spec: SandboxSpec, users: str) -> tuple[tuple[str, ...], _Base]:
+        """(snapshot layers, what lies below them) of a spec."""
+        _check(spec)
         if spec.snapshot is not None:
             if not isinstance(spec.snapshot, LocalSnapshot):
                 raise SandboxUnavailableError("a local sandbox boots from snapshots of local sandboxes only")
-            layers, name = spec.snapshot.layers, spec.snapshot.image
-        binds: list[tuple[str, str]] = []
-        if name == "host":
-            path = self.run_dir / "host"
-            binds += self._host_binds
-        else:
-            path = Path(name)
-            if not path.is_absolute() or not path.is_dir():
-                raise SandboxUnavailableError(
-                    f"image {name!r} is neither `host` nor an absolute path of a directory with a root file system"
-                )
-        for layer in spec.layers:
-            if not layer.source.is_dir():
-                raise SandboxUnavailableError(f"the layer {layer.source} is not a directory")
-            if not layer.mount_point.startswith("/"):
-                raise SandboxUnavailableError(f"the mount point {layer.mount_point!r} is not an absolute path")
-            binds.append((str(layer.source.resolve()), layer.mount_point))
-        if not spec.workdir.startswith("/"):
-            raise SandboxUnavailableError(f"the workdir {spec.workdir!r} is not an absolute path")
-        return layers, str(path), binds
+            return spec.snapshot.layers, spec.snapshot.base
+        if spec.image == "host":
+            return (), _Base((str(self.run_dir / "host"),), True, tuple(self._host_binds))
+        if not await asyncio.to_thread(_is_packed, spec.image):
+            return (), _Base((spec.image,), False)
+        if self._images is None:
+            owner = _BASE_ID if users == "range" else None
+            directory = (self._state_dir or cache_dir()) / "images"
+            self._images = ImageStore(directory, owner, AGENT_ID, max_bytes=self._image_cache)
+        key = (spec.image, spec.workdir)
+        if key not in self._flattening:  # one thread waits for it, however many sandboxes do
+            self._flattening[key] = asyncio.create_task(asyncio.to_thread(self._images.get, *key))
+            self._flattening[key].add_done_callback(lambda _: self._flattening.pop(key))
+        image = await asyncio.shield(self._flattening[key])
+        return (), _Base(image.lowers, True, (), image.env)
 
     def _make_directory(self, body: dict[str, Any], users: str, about: dict[str, Any]) -> None:
         directory = Path(body["dir"])
@@ -286,14 +300,12 @@ class LocalBackend:
         """Forget a sandbox whose keeper is gone; freeze its files, or make sure that they are gone."""
         if self._sandboxes.pop(sandbox.id, None) is None:
             return None
-        stood_on = self._stood_on.pop(sandbox.id)
+        stood_on, base = self._stood_on.pop(sandbox.id), self._bases.pop(sandbox.id)
         snapshot: LocalSnapshot | None = None
         if keep_files and (self.run_dir / sandbox.id / "upper").is_dir():
             frozen = str(self.run_dir / f"snapshot-{sandbox.id}")
             os.rename(self.run_dir / sandbox.id / "upper", frozen)
-            before = sandbox.spec.snapshot
-            name = before.image if isinstance(before, LocalSnapshot) else sandbox.spec.image
-            snapshot = LocalSnapshot(self, (frozen, *stood_on), name)
+            snapshot = LocalSnapshot(self, (frozen, *stood_on), base)
             self._layers.update(snapshot.layers)
         if state.present(self.run_dir / sandbox.id):  # the keeper was killed, or left the rest of a snapshot
             await asyncio.to_thread(leftovers.remove_sandbox, str(self.run_dir / sandbox.id))
@@ -319,6 +331,9 @@ class LocalBackend:
         return [cache_dir() / "sandboxes", *fallbacks]
 
     def _stop(self) -> None:
+        if self._images is not None:
+            self._images.close()
+            self._images = None
         if self._control is not None:
             self._control.close()
             self._control = None
@@ -331,3 +346,31 @@ class LocalBackend:
             os.close(self._lock_fd)
             self._lock_fd = -1
         self._machine = None
+
+
+def _check(spec: SandboxSpec) -> None:
+    """Refuse what no image can do."""
+    for layer in spec.layers:
+        if not layer.source.is_dir():
+            raise SandboxUnavailableError(f"the layer {layer.source} is not a directory")
+        if not layer.mount_point.startswith("/"):
+            raise SandboxUnavailableError(f"the mount point {layer.mount_point!r} is not an absolute path")
+    if not spec.workdir.startswith("/"):
+        raise SandboxUnavailableError(f"the workdir {spec.workdir!r} is not an absolute path")
+
+
+def _binds(spec: SandboxSpec) -> list[tuple[str, str]]:
+    return [(str(layer.source.resolve()), layer.mount_point) for layer in spec.layers]
+
+
+def _is_packed(image: str) -> bool:
+    """Whether an image must be unpacked before it can be used; a root directory need not be."""
+    if image.startswith("docker://"):
+        return True
+    path = Path(image)
+    if not path.is_absolute() or not path.exists():
+        raise SandboxUnavailableError(
+            f"image {image!r} is neither `host`, nor docker://NAME, nor an absolute path of a root directory, rootfs "
+            "archive, OCI layout or docker-archive"
+        )
+    return not path.is_dir() or (path / "index.json").is_file()

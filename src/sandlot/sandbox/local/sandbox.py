@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from sandlot.errors import SandboxError, SandboxLostError, SandboxUnavailableError
+from sandlot.errors import SandboxError, SandboxLostError
 from sandlot.sandbox.base import AGENT_USER, ExecResult, SandboxSpec, Snapshot
 from sandlot.sandbox.jail import wire
 from sandlot.sandbox.local import aio
@@ -35,9 +35,11 @@ class LocalSandbox:
         life: socket.socket,
         control: socket.socket,
         owners: Mapping[str, int],
+        image_env: Mapping[str, str],
         on_end: Callable[[LocalSandbox, bool], Awaitable[Snapshot | None]],
     ) -> None:
         self.id, self.spec, self.facts = identity, spec, facts
+        self._image_env = image_env
         self._life, self._control, self._owners, self._on_end = life, control, owners, on_end
         self._kills = 0
         self._reason: str | None = None
@@ -147,7 +149,7 @@ class LocalSandbox:
     ) -> dict[str, Any]:
         argv = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
         environment = {"PATH": _PATH, "HOME": _HOMES[self._known(user)], "USER": user, "LANG": "C.UTF-8"}
-        environment |= {**self.spec.env, **(env or {})}
+        environment |= {**self._image_env, **self.spec.env, **(env or {})}
         cwd = cwd or self.spec.workdir
         if not argv:
             raise SandboxError("the command is empty; name a program", retryable=False)
@@ -356,54 +358,3 @@ def _read(fd: int, max_bytes: int, *, close: bool = False) -> bytes:
     finally:
         if close:
             os.close(fd)
-
-
-def _boot_cure(said: str) -> str:
-    if "mount proc" in said:
-        return "its container masks /proc: start that with `--security-opt systempaths=unconfined`"
-    if "Read-only file system" in said:
-        return "mount layers and put the workdir where the image is writable, for instance below /opt"
-    return "run as root, or on a machine that allows it"
-
-
-async def boot(
-    zygote: Callable[[dict[str, Any], Sequence[int]], None],
-    body: dict[str, Any],
-    spec: SandboxSpec,
-    facts: Mapping[str, Any],
-    owners: Mapping[str, int],
-    on_end: Callable[[LocalSandbox, bool], Awaitable[Snapshot | None]],
-    timeout: float = 60.0,
-) -> LocalSandbox:
-    """Have the zygote fork a keeper, and wait until init is ready.
-
-    `owners`: the ids outside of the users inside, where they differ from ours.
-    """
-    life, life_theirs = wire.packet_pair()
-    control, control_theirs = socket.socketpair()
-    try:
-        try:
-            zygote(body, [life_theirs.fileno(), control_theirs.fileno()])
-        finally:
-            life_theirs.close()
-            control_theirs.close()
-        life.setblocking(False)
-        control.settimeout(10)
-        answer, _ = await aio.packet(life, timeout)
-        if answer is None or "ready" not in answer:
-            code = (answer or {}).get("errno")
-            said = (answer or {}).get("error", "its keeper died")
-            while answer is not None:  # the end of the channel: the keeper has cleaned up
-                answer, _ = await aio.packet(life, timeout)
-            if code in (errno.EPERM, errno.ENOSPC, errno.EACCES, errno.EINVAL, errno.EROFS, errno.ENOTDIR):
-                raise SandboxUnavailableError(f"the sandbox cannot boot here ({said}); {_boot_cure(said)}")
-            raise SandboxError(f"the sandbox did not boot: {said}")
-        return LocalSandbox(body["id"], spec, {**facts, **answer["ready"]}, life, control, owners, on_end)
-    except TimeoutError as error:
-        life.close()
-        control.close()
-        raise SandboxError(f"the sandbox did not boot within {timeout:g} s") from error
-    except BaseException:
-        life.close()  # the keeper sees the end and removes what it made
-        control.close()
-        raise

@@ -1,0 +1,271 @@
+"""The cache of flattened images: made once under a lock, shared by all processes, bounded in size."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import secrets
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sandlot.cache import locked
+from sandlot.errors import SandboxError, SandboxUnavailableError
+from sandlot.sandbox.images import layers, ownership, reference, registry
+from sandlot.sandbox.images.unpack import BAD_ARCHIVE, Unpacker
+from sandlot.sandbox.jail import tree
+
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+_VERSION = 1
+"""Part of every key: raise it when the same image would be flattened to something else."""
+
+
+@dataclass(frozen=True)
+class Image:
+    """Flattened directories, the uppermost first, and the environment that the image asks for."""
+
+    lowers: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+class ImageStore:
+    """Flattened images below `directory`. `owner` is the id outside of root inside, None where there is one id only.
+
+    What a process got stays until it calls `close`, or dies; the rest may be removed to keep within `max_bytes`.
+    """
+
+    def __init__(self, directory: Path, owner: int | None, agent_id: int, *, max_bytes: int = 64 << 30) -> None:
+        self._directory = directory / ("range" if owner is not None else "single")
+        self._owner, self._agent_id, self._max_bytes = owner, agent_id, max_bytes
+        self._held: dict[str, int] = {}
+
+    def get(self, name: str, workdir: str) -> Image:
+        """The image `name` (archive, OCI layout or `docker://`), with `workdir` owned by the agent. Blocks."""
+        if name.startswith(reference.SCHEME):
+            key, make = self._from_registry(reference.parse(name))
+        else:
+            key, make = self._from_path(Path(name))
+        root = self._made(key, make)
+        env = json.loads((root / "about.json").read_text())["env"]
+        lowers = [str(root / "files")]
+        if self._owner is not None:
+            resolved = ownership.resolve(root / "files", workdir)
+            if resolved is not None and ownership.is_foreign(root / "files" / resolved, self._owner + self._agent_id):
+                owned = _key("workdir", key, resolved)
+
+                def copy(target: Path) -> Mapping[str, str]:
+                    assert self._owner is not None
+                    agent = self._owner + self._agent_id
+                    ownership.copy_owned(root / "files", resolved, target, agent)
+                    return {}
+
+                lowers.insert(0, str(self._made(owned, copy) / "files"))
+        return Image(tuple(lowers), env)
+
+    def close(self) -> None:
+        """Let others remove what this process used."""
+        for fd in self._held.values():
+            os.close(fd)
+        self._held.clear()
+
+    def _from_path(self, path: Path) -> tuple[str, Callable[[Path], Mapping[str, str]]]:
+        marker = path / "index.json" if path.is_dir() else path
+        try:
+            status = marker.stat()
+        except OSError as error:
+            raise SandboxUnavailableError(f"the image {path} cannot be read: {error.strerror}") from error
+        identity = [str(path.resolve()), str(status.st_size), str(status.st_mtime_ns), str(status.st_ino)]
+        return _key("path", *identity), lambda target: self._flatten(path, target)
+
+    def _from_registry(self, ref: reference.Reference) -> tuple[str, Callable[[Path], Mapping[str, str]]]:
+        """A tag is looked up once and then stands for the same image, as with `docker run`; digests always do."""
+        puller = registry.Puller(ref, _architecture(), registry.stored_credentials(ref.host))
+        digest, pin = ref.digest, self._directory / "tags" / _key("tag", str(ref))
+        if not digest:
+            with locked(self._directory / ".tags.lock"):
+                with suppress(OSError):
+                    digest = pin.read_text()
+                if not digest:
+                    digest = puller.digest()
+                    pin.parent.mkdir(parents=True, exist_ok=True)
+                    _write_whole(pin, digest)
+
+        def pull(target: Path) -> Mapping[str, str]:
+            with tempfile.TemporaryDirectory(dir=target.parent, prefix="pull-") as temporary:
+                layout = Path(temporary) / "layout"
+                if not _skopeo(ref, digest, layout):
+                    puller.pull(layout, digest)
+                return self._flatten(layout, target)
+
+        return _key("registry", ref.host, ref.name, digest, _architecture()), pull
+
+    def _made(self, key: str, make: Callable[[Path], Mapping[str, str]]) -> Path:
+        """The finished directory of `key`, made by whoever comes first, and held from now on."""
+        final = self._directory / key
+        if key in self._held and final.is_dir():
+            return final
+        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with locked(self._directory / f"{key}.lock"):
+            held = os.open(self._directory / f"{key}.use", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(held, fcntl.LOCK_SH)
+                if not final.is_dir():
+                    self._make(final, make)
+                os.utime(held)
+            except BaseException:
+                os.close(held)
+                raise
+        if (before := self._held.get(key)) is not None:
+            os.close(before)
+        self._held[key] = held
+        return final
+
+    def _make(self, final: Path, make: Callable[[Path], Mapping[str, str]]) -> None:
+        building = self._directory / f"building-{os.getpid()}-{secrets.token_hex(4)}"
+        lock = _hold(building)
+        try:
+            (building / "files").mkdir(parents=True)
+            env = make(building / "files")
+            size = _size(building / "files")
+            (building / "about.json").write_text(json.dumps({"env": dict(env), "bytes": size}))
+            os.rename(building, final)
+        except BaseException:
+            tree.remove(str(building))
+            raise
+        finally:
+            os.close(lock)
+            os.unlink(f"{building}.building")
+        self._evict()
+
+    def _flatten(self, path: Path, target: Path) -> Mapping[str, str]:
+        """Unpack an archive or layout into `target` and make it bootable; its environment."""
+        unpacker = Unpacker(target, self._owner, max_bytes=self._max_bytes)
+        try:
+            with tempfile.TemporaryDirectory(dir=target.parent, prefix="open-") as temporary:
+                whole = path if path.is_dir() else _opened(path, Path(temporary) / "archive")
+                with layers.Blobs(whole) as blobs:
+                    found = layers.read_layers(blobs, _architecture())
+                    if found is None and whole.is_dir():
+                        raise SandboxUnavailableError(f"{path} is neither a root file system nor an OCI layout")
+                    for name in found.names if found else ():
+                        with blobs.open(name) as file, layers.decompressed(file) as stream:
+                            unpacker.apply(stream, name)
+                if found is None:
+                    with whole.open("rb") as file:
+                        unpacker.apply(file, path.name)
+            unpacker.finish()
+        except BAD_ARCHIVE as error:
+            raise SandboxError(f"the image {path} is damaged or no tar archive: {error}", retryable=False) from error
+        finally:
+            unpacker.close()
+        ownership.prepare(target, self._owner, self._agent_id)
+        return found.env if found else {}
+
+    def _evict(self) -> None:
+        """Remove what nobody uses, the longest unused first, until the cache is within its bound."""
+        with locked(self._directory / ".evict.lock"):
+            for stale in self._directory.glob("building-*.building"):
+                if (fd := _hold_now(stale)) is not None:
+                    tree.remove(str(stale).removesuffix(".building"))
+                    stale.unlink(missing_ok=True)
+                    os.close(fd)
+            sizes: dict[str, int] = {}
+            for about in self._directory.glob("*/about.json"):
+                with suppress(OSError, ValueError):
+                    sizes[about.parent.name] = int(json.loads(about.read_text())["bytes"])
+            total = sum(sizes.values())
+            uses = {key: self._directory / f"{key}.use" for key in sizes if not key.startswith("building-")}
+            for key in sorted(uses, key=lambda key: uses[key].stat().st_mtime if uses[key].exists() else 0):
+                if total <= self._max_bytes:
+                    return
+                if (fd := _hold_now(uses[key])) is None:
+                    continue
+                doomed = self._directory / f"building-{os.getpid()}-{secrets.token_hex(4)}"
+                os.rename(self._directory / key, doomed)  # gone at once for whoever comes now
+                os.close(fd)
+                tree.remove(str(doomed))
+                total -= sizes[key]
+
+
+def _opened(path: Path, copy: Path) -> Path:
+    """`path` itself when it is an uncompressed archive, else its decompressed content at `copy`."""
+    try:
+        with path.open("rb") as file, layers.decompressed(file) as stream:
+            if stream is file:
+                return path
+            with copy.open("wb") as target:
+                shutil.copyfileobj(stream, target, 1 << 20)
+    except (OSError, *BAD_ARCHIVE) as error:
+        raise SandboxError(f"the image {path} cannot be decompressed: {error}", retryable=False) from error
+    return copy
+
+
+def _skopeo(ref: reference.Reference, digest: str, layout: Path) -> bool:
+    """Pull with skopeo, which knows every way to log in; False where it is not installed."""
+    if shutil.which("skopeo") is None:
+        return False
+    source = f"docker://{ref.host}/{ref.name}@{digest}".replace("registry-1.docker.io", "docker.io")
+    plain = ["--src-tls-verify=false"] if ref.is_local else []
+    command = [
+        "skopeo",
+        "copy",
+        "--quiet",
+        "--retry-times=3",
+        "--override-os=linux",
+        *plain,
+        source,
+        f"oci:{layout}:image",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = done.stderr.strip().rpartition("msg=")[2] or f"exit {done.returncode}"
+        raise SandboxError(f"skopeo could not pull {ref}: {said[:500]}")
+    return True
+
+
+def _architecture() -> str:
+    machine = platform.machine()
+    return _ARCHITECTURES.get(machine, machine)
+
+
+def _key(*parts: str) -> str:
+    return hashlib.sha256("\0".join((str(_VERSION), *parts)).encode("utf-8", "surrogateescape")).hexdigest()[:40]
+
+
+def _write_whole(path: Path, text: str) -> None:
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+    temporary.write_text(text)
+    os.replace(temporary, path)
+
+
+def _hold(building: Path) -> int:
+    """A lock that says that `building` is being worked on."""
+    fd = os.open(f"{building}.building", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    return fd
+
+
+def _hold_now(path: Path) -> int | None:
+    """Lock `path` if nobody else does; None if somebody does."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    return fd
+
+
+def _size(path: Path) -> int:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        return tree.disk_usage(fd, 1 << 62)
+    finally:
+        os.close(fd)
