@@ -11,7 +11,7 @@ from typing import Any
 
 from sandlot.chat.base import ChatFormat
 from sandlot.chat.messages import Message, ParsedCall, Reply, Tool
-from sandlot.errors import ConfigError, MissingDependencyError
+from sandlot.errors import ConfigError
 
 
 class VllmParsed:
@@ -96,7 +96,8 @@ def _module(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError as e:
-        raise MissingDependencyError("vllm", "vllm") from e
+        missing = name.partition(".")[0]
+        raise ConfigError(f"a vllm: parser needs {missing} in Sandlot's own environment: pip install vllm") from e
 
 
 def _named(module: str, manager: str, getter: str, name: str) -> Any:
