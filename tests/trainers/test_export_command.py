@@ -1,0 +1,108 @@
+"""`sandlot export` into every form, from a run on disk."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from sandlot.cli.app import app
+from sandlot.errors import ConfigError, SandlotError
+from sandlot.trainers import TRAINERS
+from sandlot.trajectory.records import SealedRecord, SessionRecord
+from sandlot.trajectory.rundir import RunDir
+from support.sessions import SessionBuilder
+
+
+def session(forks: int) -> SessionBuilder:
+    builder = SessionBuilder()
+    first = builder.root((1, 2, 3), (4, 5), versions=(("0", 0, 2),))
+    builder.follow(first, (6,), (7, 8, 9), versions=(("0", 0, 3),))
+    for k in range(forks):
+        builder.fork(first, 3, (20 + k,), (30,), versions=(("1", 0, 1),), branch="side")
+    return builder
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """One group: an episode of three rows that solved, one that did not, one ungraded, one that broke."""
+    path = tmp_path / "run"
+    config = {"sampling": {"temperature": 0.8, "top_p": 1.0}}
+    ends: list[tuple[str, int, SealedRecord]] = [
+        ("a", 2, SealedRecord(reward=1.0)),
+        ("b", 0, SealedRecord(reward=0.0)),
+        ("c", 0, SealedRecord(reward=None, failure="grader_error")),
+        ("d", 0, SealedRecord(reward=None, failure="infra_error")),
+    ]
+    with RunDir.create_or_continue(path, config) as run:
+        for name, forks, sealed in ends:
+            with run.begin(SessionRecord(episode_id=name, group_id="g", metadata={"task": "t"})) as journal:
+                for turn in session(forks).turns:
+                    journal.turn(turn)
+                journal.append(sealed)
+            run.complete(name)
+    return path
+
+
+def export(*arguments: str) -> Any:
+    done = CliRunner().invoke(app, ["export", *arguments, "--json"], catch_exceptions=False)
+    assert done.exit_code == 0
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("form", TRAINERS.names())
+def test_every_form_is_written(form: str, run_dir: Path) -> None:
+    told = export(str(run_dir), "--to", form)
+    assert Path(told["file"]).stat().st_size > 0
+    assert told["rows"] > 0
+    if form not in ("parquet", "jsonl"):
+        assert told["samples"] <= 4  # neither the ungraded nor the broken one
+
+
+def test_credit_counts_episodes_and_says_what_is_left_out(run_dir: Path) -> None:
+    told = export(str(run_dir), "--to", "tinker", "--advantage", "grpo_nostd")
+    assert told["left_out"] == {"c": "grader_error", "d": "infra_error"}
+    rows = [json.loads(line) for line in Path(told["file"]).read_text().splitlines()]
+    totals: dict[int, float] = {}
+    for row in rows:
+        key = row["metadata"]["traj_idx"]
+        totals[key] = totals.get(key, 0.0) + sum(row["loss_fn_inputs"]["advantages"])
+    assert totals == {0: pytest.approx(0.5), 1: pytest.approx(-0.5)}
+    alone = export(str(run_dir), "--to", "tinker", "--branches", "main_only")
+    assert alone["samples"] == 2
+
+
+def test_settings_of_a_form_and_of_the_run_are_used(run_dir: Path) -> None:
+    told = export(str(run_dir), "--to", "prime-rl", "--set", "env_name=mine")
+    trace = json.loads(Path(told["file"]).read_text().splitlines()[0])
+    assert {s["env_name"] for s in trace["samples"]} == {"mine"}
+    assert {t for s in trace["samples"] for t in s["temperatures"]} == {0.8}
+
+
+def test_the_list_shows_every_form() -> None:
+    assert set(export("--list")) == set(TRAINERS.names())
+    shown = CliRunner().invoke(app, ["export", "--list"], catch_exceptions=False)
+    assert shown.exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--to", "nonsense"], "no sandlot.trainers called 'nonsense'"),
+        (["--to", "tinker", "--advantage", "best"], "--advantage is 'best'"),
+        (["--to", "verl", "--set", "x"], "NAME=VALUE"),
+        (["--to", "verl", "--set", "x=1"], "no option 'x'"),
+        (["--to", "verl", "--set", "response_length=2"], "over 2"),
+    ],
+)
+def test_mistakes_are_one_sentence(arguments: list[str], why: str, run_dir: Path) -> None:
+    with pytest.raises(SandlotError, match=why):
+        CliRunner().invoke(app, ["export", str(run_dir), *arguments], catch_exceptions=False)
+
+
+def test_a_run_must_be_named() -> None:
+    with pytest.raises(ConfigError, match="--list"):
+        CliRunner().invoke(app, ["export"], catch_exceptions=False)
