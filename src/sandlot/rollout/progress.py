@@ -119,7 +119,7 @@ def summary_table(results: list[EpisodeResult]) -> Table:
     groups: dict[tuple[str, str], list[EpisodeResult]] = {}
     for result in results:
         groups.setdefault((result.task, result.harness), []).append(result)
-    for (task, harness), members in groups.items():
+    for (task, harness), members in sorted(groups.items()):
         kinds = sorted({str(r.failure) for r in members if r.failure})
         _add(table, task, harness, members, ", ".join(kinds))
     table.add_section()
