@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sandlot.chat.format import TemplateFormat
 from sandlot.chat.forms import FORMS, detect_form
 from sandlot.chat.markup import Markup
 from sandlot.chat.messages import Reply, Tool
@@ -313,3 +314,16 @@ class TestDetection:
     def test_the_template_decides_first(self, template: str, vocabulary: set[str], form: str) -> None:
         assert detect_form(template, vocabulary) == form
         assert form in FORMS
+
+    @pytest.mark.parametrize(("shape", "form"), [("paired", "mistral"), ("headers", "tagged"), ("xml", "tagged")])
+    def test_of_a_loaded_template(self, formats: Mapping[str, TemplateFormat], shape: str, form: str) -> None:
+        assert formats[shape].markup.form == form
+
+
+def test_markers_that_are_tokens_are_not_found_in_text(formats: Mapping[str, TemplateFormat]) -> None:
+    """A call begins where the control token was sampled, not where a text spells it."""
+    chat, text = formats["paired"], mistral_named(ONE)
+    spelled = chat.parse(chat.encode(text), (), TOOLS, truncated=False)
+    assert (spelled.text, spelled.calls) == (text, ())
+    meant = chat.parse(chat.tokenizer.encode(chat.tokenizer.conceal(text)), (), TOOLS, truncated=False)
+    assert seen(meant) == [(*ONE[0], "ok")]

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -349,19 +348,3 @@ class TestChoice:
         chat = load_chat_format(write_family_dir(tmp_path / "q", "qwen3"), family="qwen3", parser="llama")
         reply = chat.parse(chat.encode(SAMPLED["llama"]), (), TOOLS, truncated=False)
         assert [c.status for c in reply.calls] == ["ok"]
-
-
-def test_vllm_parsers(tmp_path: Path) -> None:
-    path = write_chat_dir(tmp_path / "m", SHAPES["embedded"])
-    if find_spec("vllm") is None:
-        with pytest.raises(ConfigError, match="needs vllm in Sandlot's own environment: pip install vllm"):
-            load_chat_format(path, parser="vllm:hermes+qwen3")
-        pytest.skip("vLLM is not installed here; its parsers are tried where it is")
-    chat = load_chat_format(path, parser="vllm:hermes+qwen3")
-    prompt = chat.render([USER], TOOLS)
-    text = f"<think>\nplan\n</think>\n\nI look.\n{SAMPLED['tagged']}"
-    output = chat.encode("") + load_chat_format(path).tokenizer.encode(text)  # type: ignore[attr-defined]
-    reply = chat.parse(output, prompt, TOOLS, truncated=False)
-    assert [(c.name, c.arguments, c.status) for c in reply.calls] == [("read", {"path": "a.py"}, "ok")]
-    assert reply.text.strip() == "I look."
-    assert reply.reasoning.strip() == "plan"
