@@ -8,6 +8,7 @@ import pytest
 
 from sandlot.trainers import Export, TrainerDataError, areal, skyrl, verl
 from support.rows import make_row
+from support.skyrl_validator import own_validator
 
 
 def episodes() -> list:
@@ -87,6 +88,16 @@ def test_versions_that_are_no_numbers_are_refused_where_a_trainer_counts() -> No
             rows(Export([make_row(version="abc")]))
 
 
+@pytest.mark.slow
+def test_verls_own_type_takes_the_outputs() -> None:
+    name = "verl.experimental.agent_loop.agent_loop"
+    loop = pytest.importorskip(name, reason="verl is not installed here", exc_type=ImportError)
+    for row in verl.rows(Export(episodes())):
+        made = [loop.AgentLoopOutput(**output) for output in row["outputs"]]
+        assert [m.reward_score is not None for m in made] == [False] * (len(made) - 1) + [True]
+        assert [m.response_mask for m in made] == [o["response_mask"] for o in row["outputs"]]
+
+
 # -- SkyRL ------------------------------------------------------------------------------------------------------------
 
 
@@ -134,6 +145,27 @@ def test_skyrl_rows_of_a_trajectory_are_contiguous() -> None:
     output["rewards"] = [1.0, 0.0, 1.0, 1.0]
     with pytest.raises(TrainerDataError, match="not contiguous"):
         skyrl.validate(output)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"is_last_step": [False, True, True, False]},
+        {"is_last_step": [False, False, True, True], "rewards": [0.0, 0.0, 0.0, 1.0]},
+        {"rewards": [0.0, [0.0, 1.0], 0.0, 1.0]},
+        {"loss_masks": [[1]] * 4},
+    ],
+)
+def test_skyrls_own_validator_agrees(changes: dict[str, Any]) -> None:
+    own = own_validator()
+    if own is None:
+        pytest.skip("SkyRL is not installed here")
+    own(3, skyrl_output(), step_wise=True)
+    with pytest.raises(TrainerDataError):
+        skyrl.validate(skyrl_output(**changes))
+    with pytest.raises(AssertionError):
+        own(3, skyrl_output(**changes), step_wise=True)
 
 
 # -- AReaL ------------------------------------------------------------------------------------------------------------
