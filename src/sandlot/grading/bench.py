@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+import tarfile
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -17,11 +18,12 @@ from sandlot.grading.protect import reverted, test_roots
 from sandlot.grading.witness import Report, control_source, doubts, read_report
 from sandlot.sandbox import AGENT_USER, ExecResult, Layer, Sandbox, SandboxBackend, SandboxSpec
 from sandlot.tasks.rows import test_checkouts
-from sandlot.tasks.task import SweProGrading, Task
+from sandlot.tasks.task import PytestGrading, R2EGrading, SweProGrading, Task
 from sandlot.workspace import Patch, Prepared, apply_patch, prepare
 from sandlot.workspace.apply import Applied, File, write_files
 from sandlot.workspace.git import Change
 from sandlot.workspace.prepare import hidden_files_at
+from sandlot.workspace.snapshot import spool
 
 WORKER = "/opt/sandlot/grading"
 
@@ -137,9 +139,18 @@ class Bench:
         return changed
 
     async def work(
-        self, mode: str, *, controls: list[str], timeout: float, label: str = "tests", **more: Any
+        self,
+        mode: str,
+        *,
+        controls: list[str],
+        timeout: float,
+        label: str = "tests",
+        user: str = AGENT_USER,
+        env: Mapping[str, str] | None = None,
+        **more: Any,
     ) -> tuple[Report, ExecResult]:
-        """Run the worker as the agent user. Its report, and how its process ended; both go into the evidence."""
+        """Run the worker as the agent user (or another). Its report, and how its process ended; both go into the
+        evidence."""
         nonce = secrets.token_hex(16)
         order: dict[str, Any] = {
             "mode": mode,
@@ -151,13 +162,13 @@ class Bench:
         order["libraries"] = runtime.libraries(self.task.image)
         result = await self.sandbox.exec(
             [
-                runtime.interpreter(self.task.image),
+                self.task.python or runtime.interpreter(self.task.image),
                 *(["-I"] if mode != "command" else ["-E", "-s"]),
                 f"{WORKER}/run.py",
             ],
-            user=AGENT_USER,
+            user=user,
             cwd="/",
-            env=_git_trusts_the_workdir(),
+            env={**_git_trusts_the_workdir(), **(env or {})},
             stdin=json.dumps(order).encode(),
             timeout=timeout,
         )
@@ -259,11 +270,29 @@ async def opened(
 
 
 async def _checked_out(sandbox: Sandbox, task: Task) -> dict[str, bytes]:
-    """The files that `before_repo_set_cmd` checks out of a later revision."""
+    """Test files that are there only before the workspace is prepared: of another revision (`before_repo_set_cmd`), of
+    the base before the task's mutation, or of the image."""
     grading = task.grading
+    if isinstance(grading, PytestGrading) and grading.base_files:
+        return await hidden_files_at(sandbox, task, "", grading.base_files)
+    if isinstance(grading, R2EGrading) and grading.image_tests:
+        return await _tests_of_image(sandbox, grading.image_tests)
     files: dict[str, bytes] = {}
     if isinstance(grading, SweProGrading):
         for revision, paths in test_checkouts(grading.before_repo_set_cmd):
             wanted = tuple(path for path in paths if path not in grading.files)
             files.update(await hidden_files_at(sandbox, task, revision, wanted))
+    return files
+
+
+async def _tests_of_image(sandbox: Sandbox, directory: str) -> dict[str, bytes]:
+    """The regular files of a directory of the image, by their place in the workdir's `r2e_tests`."""
+    files: dict[str, bytes] = {}
+    stream = sandbox.download_tar(directory, exclude_names=("__pycache__",))
+    with await spool(stream) as tar, tarfile.open(fileobj=tar, mode="r:") as archive:
+        for member in archive:
+            if (file := archive.extractfile(member) if member.isreg() else None) is not None:
+                files[f"r2e_tests/{PurePosixPath(member.name)}"] = file.read()
+    if not files:
+        raise GradingError(f"the image holds no test in {directory}")
     return files

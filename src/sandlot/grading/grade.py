@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import traceback
+from dataclasses import replace
 from typing import Any, Protocol
 
 from sandlot.errors import FailureKind, SandlotError
 from sandlot.grading.bench import Bench, NothingReportedError, opened
+from sandlot.grading.flaky import repeated
 from sandlot.grading.verdict import Verdict
 from sandlot.registry import Registry
 from sandlot.sandbox import SandboxBackend, SandboxSpec
-from sandlot.tasks.task import CommandGrading, PytestGrading, ScriptGrading, SweProGrading, Task
+from sandlot.tasks.task import (
+    CommandGrading,
+    GradingOptions,
+    HarborGrading,
+    PytestGrading,
+    R2EGrading,
+    ScriptGrading,
+    SwebenchGrading,
+    SweProGrading,
+    Task,
+)
 from sandlot.workspace import Patch
 
 GRADERS = Registry(
@@ -21,6 +33,9 @@ GRADERS = Registry(
         "command": "sandlot.grading.command:grade_command",
         "script": "sandlot.grading.script:grade_script",
         "swepro": "sandlot.grading.swepro:grade_swepro",
+        "swebench": "sandlot.grading.swebench:grade_swebench",
+        "r2e": "sandlot.grading.r2e:grade_r2e",
+        "harbor": "sandlot.grading.harbor:grade_harbor",
     },
 )
 """Graders by the name of the grading form. An outside form's class says its name in an attribute `form`."""
@@ -30,6 +45,9 @@ _FORMS: dict[type, str] = {
     CommandGrading: "command",
     ScriptGrading: "script",
     SweProGrading: "swepro",
+    SwebenchGrading: "swebench",
+    R2EGrading: "r2e",
+    HarborGrading: "harbor",
 }
 
 
@@ -43,14 +61,26 @@ class Grader(Protocol):
 
 
 async def grade(
-    task: Task, patch: Patch | bytes, backend: SandboxBackend, *, spec: SandboxSpec | None = None
+    task: Task,
+    patch: Patch | bytes,
+    backend: SandboxBackend,
+    *,
+    spec: SandboxSpec | None = None,
+    options: GradingOptions | None = None,
 ) -> Verdict:
     """Grade `patch` for `task` in a fresh sandbox of `backend` without network.
 
     Never raises for what happens while grading: when there is no verdict the result is ungraded and carries the kind
     of failure. An empty patch is graded like any other. A patch that does not apply is ungraded too, since nothing was
     tested. `spec` gives limits and further layers; image, workdir, network and test runtime are the grader's own.
+    `options` win over the task's own.
     """
+    if options is not None:
+        task = replace(task, options=options)
+    return await repeated(lambda: _grade(task, patch, backend, spec), task.options.reruns)
+
+
+async def _grade(task: Task, patch: Patch | bytes, backend: SandboxBackend, spec: SandboxSpec | None) -> Verdict:
     diff = patch.diff if isinstance(patch, Patch) else patch
     evidence: dict[str, Any] = {
         "patch": diff[:_PATCH_SHOWN].decode("utf-8", "backslashreplace"),
@@ -94,7 +124,7 @@ async def _compared_with_base(
     """A run that told of no test is the patch's doing if the base without a patch does tell; else it is ungraded."""
     if not diff.strip():
         raise error
-    base = await grade(task, b"", backend, spec=spec)
+    base = await _grade(task, b"", backend, spec)
     evidence["base"] = {"reward": base.reward, "detail": base.detail, "reported": base.evidence.get("reported", 0)}
     if base.reward is None or not base.evidence.get("reported"):
         raise error

@@ -2,52 +2,85 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from sandlot.grading.bench import Bench, NothingReportedError
-from sandlot.grading.names import PASSED, match, required_tests
+from sandlot.grading.credit import verdict_of_tests
+from sandlot.grading.names import match, required_tests
 from sandlot.grading.verdict import Verdict
 from sandlot.grading.witness import doubts, without_controls
 from sandlot.tasks.task import PytestGrading
 
 
+@dataclass(frozen=True)
+class Ran:
+    """What a run of pytest told: `tests` by full name, and in `fault` why it earns nothing as a whole."""
+
+    tests: Mapping[str, str]
+    fault: str = ""
+
+
 async def grade_pytest(bench: Bench) -> Verdict:
-    """Reward 1 when every required test passed in a run that can be believed, otherwise 0.
+    """Reward 1 when every required test passed in a run that can be believed, otherwise 0 (or a fraction)."""
+    grading = bench.task.grading
+    assert isinstance(grading, PytestGrading)
+    return await grade_named(
+        bench,
+        {**bench.checked_out, **grading.files},
+        required_tests(grading),
+        grading.fail_to_pass,
+        grading.pass_to_pass,
+        grading.timeout,
+    )
+
+
+async def grade_named(
+    bench: Bench,
+    hidden: Mapping[str, bytes],
+    required: list[str],
+    fail_to_pass: Sequence[str],
+    pass_to_pass: Sequence[str],
+    timeout: float,
+) -> Verdict:
+    """Put the `hidden` files in, run the required tests with pytest, and judge them by their full names."""
+    files = list(dict.fromkeys(name.partition("::")[0] for name in required))
+    ran = await run_pytest(bench, hidden, files, timeout, required=required)
+    tests, bench.evidence["repairs"] = match(required, ran.tests)
+    return verdict_of_tests(bench.task.options, tests, fail_to_pass, pass_to_pass, bench.evidence, ran.fault)
+
+
+async def run_pytest(
+    bench: Bench, hidden: Mapping[str, bytes], files: list[str], timeout: float, *, required: list[str] | None
+) -> Ran:
+    """Run the tests of `files` (those that are `required`, or all) between control tests.
 
     A run that broke off (time limit, memory limit, a process that ended early) after the runner had started is the
     patch's doing, provided that the control tests still run in the same sandbox; otherwise it is ungraded.
     """
-    grading = bench.task.grading
-    assert isinstance(grading, PytestGrading)
-    required = required_tests(grading)
-    files = list(dict.fromkeys(name.partition("::")[0] for name in required))
-    await bench.put_hidden(grading.files, files)
-    names = [function_of(name) for name in required]
+    await bench.put_hidden(hidden, files)
+    names = [function_of(name) for name in required or ()]
     controls = await bench.put_controls([str(PurePosixPath(grading_dir(files)))], names)
     report, result = await bench.work(
-        "pytest", controls=controls, timeout=grading.timeout, required=required, files=[*files, *controls]
+        "pytest", controls=controls, timeout=timeout, required=required, files=[*files, *controls]
     )
-    tests, repairs = match(required, without_controls(report, controls))
     found = doubts(report, result, controls)
     found += [f"{path} was changed while the tests ran" for path in await bench.changed_tests()]
-    bench.evidence["repairs"], bench.evidence["doubts"] = repairs, found
+    bench.evidence["doubts"] = found
     bench.evidence["reported"] = len(report.tests)
-    not_passed = [name for name, outcome in tests.items() if outcome != PASSED]
     if result.timed_out or result.out_of_memory or report.ended is None:
         await bench.runner_works()
     elif not report.tests:
         raise NothingReportedError(f"no test was reported: {found[0]}")
+    fault = ""
     if result.timed_out:
-        detail = f"the tests did not end within {grading.timeout:g} s"
+        fault = f"the tests did not end within {timeout:g} s"
     elif result.out_of_memory:
-        detail = "the tests used more memory than the sandbox has"
+        fault = "the tests used more memory than the sandbox has"
     elif found:
-        detail = f"the test run cannot be believed: {found[0]}"
-    elif not_passed:
-        detail = f"{len(not_passed)} of {len(tests)} required tests did not pass"
-    else:
-        return Verdict(1.0, tests=tests, evidence=bench.evidence)
-    return Verdict(0.0, detail=detail, tests=tests, evidence=bench.evidence)
+        fault = f"the test run cannot be believed: {found[0]}"
+    return Ran(without_controls(report, controls), fault)
 
 
 def function_of(name: str) -> str:

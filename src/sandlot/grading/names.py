@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from sandlot.errors import GradingError
-from sandlot.tasks.task import PytestGrading, SweProGrading
+from sandlot.tasks.task import PytestGrading, SwebenchGrading, SweProGrading
 
 PASSED, FAILED, ERROR, SKIPPED, MISSING = "passed", "failed", "error", "skipped", "missing"
 _WORST_FIRST = (FAILED, ERROR, SKIPPED, MISSING)
 
 
-def required_tests(grading: PytestGrading | SweProGrading) -> list[str]:
+def required_tests(grading: PytestGrading | SweProGrading | SwebenchGrading) -> list[str]:
     """The tests that must pass. None at all is an error: every patch would have solved the task."""
     required = [*grading.fail_to_pass, *grading.pass_to_pass]
     if not required:

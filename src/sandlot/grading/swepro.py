@@ -7,11 +7,10 @@ import secrets
 from typing import Any
 
 from sandlot.errors import GradingError
-from sandlot.grading.bench import Bench, NothingReportedError
-from sandlot.grading.command import interrupted
-from sandlot.grading.names import PASSED, match, required_tests, worst
+from sandlot.grading.bench import Bench
+from sandlot.grading.logs import verdict_of_log
+from sandlot.grading.names import PASSED, required_tests, worst
 from sandlot.grading.verdict import Verdict
-from sandlot.grading.witness import Report
 from sandlot.tasks.task import SweProGrading
 
 _STATUSES = {"PASSED": PASSED, "FAILED": "failed", "ERROR": "error", "SKIPPED": "skipped", "XFAIL": "skipped"}
@@ -39,28 +38,10 @@ async def grade_swepro(bench: Bench) -> Verdict:
     report, result = await bench.work("command", controls=[], timeout=grading.timeout, argv=argv)
     stdout, _, stderr = result.stderr.rpartition(f"\n{parting}\n".encode())
     await bench.sandbox.kill_processes()
+    required_tests(grading)
     parsed = await _parse(bench, grading, place, stdout, stderr)
-    required = required_tests(grading)
-    tests, repairs = match(required, parsed)
-    bench.evidence["repairs"], bench.evidence["parsed"] = repairs, parsed
-    bench.evidence["reported"] = len(parsed)
-    if report.sessions:
-        for name in required:
-            if tests[name] == PASSED:
-                tests[name] = _seen(name, report)
-    if detail := interrupted(report, result, grading.timeout):
-        await bench.runner_works(pytest=bool(report.sessions))
-    broken = [session for session, status in report.sessions.items() if status is None]
-    if not parsed and not detail and not broken:
-        raise NothingReportedError("the parser found no test result in the log of the run script")
-    not_passed = [name for name, outcome in tests.items() if outcome != PASSED]
-    if not detail and broken:
-        detail = f"the test session {broken[0]} did not finish"
-    if not detail and report.broken:
-        detail = f"the test runner was changed while it ran: {report.broken[0]}"
-    if not detail and not_passed:
-        detail = f"{len(not_passed)} of {len(tests)} required tests did not pass"
-    return Verdict(0.0 if detail else 1.0, detail=detail, tests=tests, evidence=bench.evidence)
+    run = (report, result)
+    return await verdict_of_log(bench, parsed, grading.fail_to_pass, grading.pass_to_pass, run, grading.timeout)
 
 
 _CAPTURE = """err=$(mktemp)
@@ -90,11 +71,3 @@ async def _parse(bench: Bench, grading: SweProGrading, place: str, stdout: bytes
     except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
         raise GradingError(f"the parser gave no readable result ({error}): {done.text()[-500:].strip()}") from None
     return found
-
-
-def _seen(name: str, report: Report) -> str:
-    """What the witness saw of a required test; names in logs may lack the directories in front."""
-    outcomes = [r for seen, r in report.tests.items() if seen == name or seen.endswith(f"/{name}")]
-    if outcomes:
-        return worst(outcomes)
-    return match([name], report.tests)[0][name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import shutil
 import tempfile
 from collections.abc import Set
@@ -13,7 +14,7 @@ from typing import IO
 from sandlot.cache import cache_dir
 from sandlot.errors import SandboxError, TaskError
 from sandlot.sandbox import AGENT_USER, ExecResult, Sandbox
-from sandlot.tasks.task import Repository, Task
+from sandlot.tasks.task import HarborGrading, Repository, Task
 from sandlot.workspace.git import Entry, Store
 from sandlot.workspace.repository import BRANCH, CONFIG, built
 from sandlot.workspace.snapshot import ignored, read_tar, spool
@@ -43,11 +44,13 @@ async def prepare(sandbox: Sandbox, task: Task) -> Prepared:
     A repository named by the task is built on the trusted side from its base commit alone; one that the image brings is
     scrubbed in place. Either way it is proven that no object outside the history of the base commit is there.
     """
+    if task.hidden:
+        await _hide(sandbox, task)
     if task.repository is None:
         commit = await _scrub(sandbox, task)
         await _run_setup(sandbox, task)
         return await _observed(sandbox, task, commit)
-    repository = await asyncio.to_thread(built, task.repository)
+    repository = await asyncio.to_thread(built, task.repository, task.mutation)
     await sandbox.upload_tar(task.workdir, await asyncio.to_thread(repository.tar.read_bytes), user=AGENT_USER)
     await _expect_clean(sandbox, task, repository.commit)
     if task.setup:
@@ -57,11 +60,22 @@ async def prepare(sandbox: Sandbox, task: Task) -> Prepared:
     return Prepared(repository.commit, repository.tree, entries, repository.store)
 
 
+async def _hide(sandbox: Sandbox, task: Task) -> None:
+    """Remove what the image holds of the tests, and see that it is gone."""
+    script = 'rm -rf -- "$@"; for path; do [ ! -e "$path" ] && [ ! -L "$path" ] || exit 9; done'
+    done = await sandbox.exec(["/bin/sh", "-c", script, "sh", *task.hidden], user="root", cwd="/", timeout=600)
+    if not done.ok:
+        raise SandboxError(f"what belongs to the tests of task {task.id} could not be removed: {_said(done)}")
+
+
 async def hidden_files_at(sandbox: Sandbox, task: Task, revision: str, paths: tuple[str, ...]) -> dict[str, bytes]:
     """Files of the repository at `revision`, a future one too: only for a grader, and before `prepare`.
 
-    From the repository that the task names, or from the image's own.
+    From the repository that the task names, or from the image's own. An empty revision is the base commit, before the
+    task's mutation.
     """
+    if not revision and task.repository is None:
+        revision = str(task.metadata.get("base_commit") or "HEAD")
     if task.repository is not None:
         return await asyncio.to_thread(_files_of_source, task.repository, revision, paths)
     found = {}
@@ -80,10 +94,11 @@ def _files_of_source(repository: Repository, revision: str, paths: tuple[str, ..
     from sandlot.workspace.repository import import_source
 
     with tempfile.TemporaryDirectory() as scratch:
-        store, _ = import_source(repository, Path(scratch) / "source")
-        entries = store.entries(store.tree_of(revision))
+        store, base = import_source(repository, Path(scratch) / "source")
+        entries = store.entries(store.tree_of(revision or base))
         if missing := [path for path in paths if path.encode() not in entries]:
-            raise TaskError(f"{repository.fast_export}: {revision} has no file {missing[0]}")
+            place = repository.fast_export or repository.directory
+            raise TaskError(f"{place}: {revision or 'the base commit'} has no file {missing[0]}")
         contents = store.blobs([entries[path.encode()].blob for path in paths])
         return dict(zip(paths, contents, strict=True))
 
@@ -117,10 +132,14 @@ async def _expect_clean(sandbox: Sandbox, task: Task, commit: str) -> None:
 
 async def _scrub(sandbox: Sandbox, task: Task) -> str:
     base = task.metadata.get("base_commit") or ""
+    env = {"BASE": str(base), "BRANCH": BRANCH, "CONFIG": CONFIG, "OWNER": AGENT_USER, "MUTATION": "", "REMOVED": ""}
+    env["PLAIN"] = "1" if isinstance(task.grading, HarborGrading) else ""
+    if task.mutation is not None:
+        env["MUTATION"], env["REMOVED"] = f"/tmp/{secrets.token_hex(8)}", "\n".join(task.mutation.removed)
+        await sandbox.write_file(env["MUTATION"], task.mutation.patch, mode=0o600, user="root")
     done = await sandbox.exec(
-        ["/bin/sh", "-s"], user="root", cwd=task.workdir, stdin=SCRUB.encode(), timeout=_SETUP_TIMEOUT,
-        env={"BASE": str(base), "BRANCH": BRANCH, "CONFIG": CONFIG, "OWNER": AGENT_USER},
-    )  # fmt: skip
+        ["/bin/sh", "-s"], user="root", cwd=task.workdir, stdin=SCRUB.encode(), timeout=_SETUP_TIMEOUT, env=env
+    )
     if not done.ok:
         raise TaskError(
             f"task {task.id}: the repository in {task.workdir} of image {task.image!r} could not be brought to its "
@@ -139,11 +158,26 @@ g() {
         -c gc.auto=0 -c protocol.file.allow=always -c advice.detachedHead=false "$@"
 }
 work=$(pwd -P)
+as_us() { g -c user.name=Developer -c user.email=developer@localhost "$@"; }
+if [ -n "$PLAIN" ] && ! g rev-parse --git-dir >/dev/null 2>&1; then
+    g init --quiet --template= .
+    g add --all --force .
+    as_us commit --quiet --allow-empty --no-verify -m "Initial commit" >&2
+fi
 [ "$(cd "$(g rev-parse --show-toplevel)" && pwd -P)" = "$work" ] || { echo "not the top of a repository" >&2; exit 1; }
 common=$(cd "$(g rev-parse --git-common-dir)" && pwd -P)
 rm -f "$common/info/grafts" "$(g rev-parse --git-dir)/index.lock"
 base=$(g rev-parse --verify --end-of-options "${BASE:-HEAD}^{commit}")
 [ -z "$BASE" ] || g checkout --quiet --force --detach "$base" >&2
+if [ -n "$MUTATION" ]; then
+    g reset --quiet --hard >&2
+    g apply --index --whitespace=nowarn "$MUTATION"
+    rm -f "$MUTATION"
+    printf '%s\n' "$REMOVED" | while IFS= read -r path; do
+        [ -z "$path" ] || g rm --quiet --force --ignore-unmatch -- "$path" >&2
+    done
+    base=$(as_us commit-tree "$(g write-tree)" -m "Initial commit")
+fi
 fresh=$(mktemp -d)
 g init --quiet --template= "$fresh"
 g update-ref refs/sandlot/base "$base"
@@ -169,8 +203,9 @@ rm -f "$have" "$past"
 find "$work" ! -user "$OWNER" -exec chown -h "$OWNER:" {} +
 echo "$base"
 """
-"""Run as root in the image's repository. It is made anew from the base commit: nothing else of the old one is kept,
-so branches, tags, reflogs, stash, worktrees, alternates, remotes, hooks and unreachable objects need no list."""
+"""Run as root in the image's repository (or, with PLAIN, in a work tree that has none). It is made anew from the base
+commit: nothing else of the old one is kept, so branches, tags, reflogs, stash, worktrees, alternates, remotes, hooks
+and unreachable objects need no list."""
 
 
 async def _observed(sandbox: Sandbox, task: Task, commit: str) -> Prepared:

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from sandlot.cache import cache_dir, locked
 from sandlot.errors import TaskError
-from sandlot.tasks.task import Repository
-from sandlot.workspace.git import Store, run_git
+from sandlot.tasks.task import Mutation, Repository
+from sandlot.workspace.git import GitError, Store, run_git
 from sandlot.workspace.snapshot import read_tar
 
 BRANCH = "main"
@@ -51,16 +51,16 @@ class BuiltRepository:
     tree: str
 
 
-def built(repository: Repository) -> BuiltRepository:
+def built(repository: Repository, mutation: Mutation | None = None) -> BuiltRepository:
     """Build the repository, or take it from the cache. Blocking."""
     home = cache_dir() / "workspaces"
-    place = home / _digest(repository)
+    place = home / _digest(repository, mutation)
     if not place.is_dir():
         with locked(home / f"{place.name}.lock"):
             if not place.is_dir():
                 scratch = Path(tempfile.mkdtemp(dir=home, prefix=".making-"))
                 try:
-                    _build(repository, scratch)
+                    _build(repository, mutation, scratch)
                     scratch.rename(place)
                 finally:
                     shutil.rmtree(scratch, ignore_errors=True)
@@ -68,9 +68,11 @@ def built(repository: Repository) -> BuiltRepository:
     return BuiltRepository(place / "repository.tar", Store(place / "store"), commit, tree)
 
 
-def _digest(repository: Repository) -> str:
+def _digest(repository: Repository, mutation: Mutation | None) -> str:
     digest = hashlib.sha256(_FORMAT + CONFIG.encode())
     digest.update(repository.base.encode() + b"\0")
+    if mutation is not None:
+        digest.update(b"\0".join((*map(os.fsencode, mutation.removed), b"", mutation.patch)) + b"\0")
     if repository.fast_export is not None:
         digest.update(repository.fast_export.read_bytes())
     elif repository.directory is not None:
@@ -114,8 +116,26 @@ def _base(repository: Repository, store: Store) -> str:
         ) from None
 
 
-def _build(repository: Repository, place: Path) -> None:
+def _mutated(repository: Repository, source: Store, commit: str, mutation: Mutation) -> str:
+    """A commit without parents whose tree is that of `commit` after the mutation."""
+    tracked = source.with_index(source.path / "mutation.index")
+    try:
+        tracked.git("read-tree", commit)
+        tracked.git("apply", "--cached", "--binary", "-", stdin=mutation.patch)
+        gone = b"".join(b"0 %s\t%s\0" % (b"0" * 40, os.fsencode(path)) for path in mutation.removed)
+        tracked.git("update-index", "-z", "--index-info", stdin=gone)
+        tree = tracked.git("write-tree").decode().strip()
+    except GitError as error:
+        said = error.stderr.decode("utf-8", "replace").strip()
+        raise TaskError(f"{repository.fast_export or repository.directory}: the patch that makes the bug does not "
+                        f"apply to the base commit: {said or error}") from None  # fmt: skip
+    return source.git("commit-tree", tree, "-m", "Initial commit").decode().strip()
+
+
+def _build(repository: Repository, mutation: Mutation | None, place: Path) -> None:
     source, commit = import_source(repository, place / "source")
+    if mutation is not None:
+        commit = _mutated(repository, source, commit, mutation)
     work = place / "work"
     work.mkdir()
     run_git("init", "--quiet", "--template=", f"--initial-branch={BRANCH}", ".", cwd=work)

@@ -49,12 +49,12 @@ def import_pytest(libraries: list[str]) -> tuple[Any, Any]:
     return pytest, sandlot_witness
 
 
-def selector(names: list[str], controls: set[str]) -> Callable[[list[str]], list[str]]:
-    """Keep the required tests, in their order, between the control tests."""
+def selector(names: list[str] | None, controls: set[str]) -> Callable[[list[str]], list[str]]:
+    """Keep the required tests (all, where none are named), in their order, between the control tests."""
 
     def keep(ids: list[str]) -> list[str]:
         mine = [name for name in ids if name.partition("::")[0] in controls]
-        wanted = [name for name in ids if name in required or any(is_cut(r, name) for r in required)]
+        wanted = [name for name in ids if names is None or name in required or any(is_cut(r, name) for r in required)]
         half = len(mine) // 2
         return mine[:half] + [name for name in wanted if name not in mine] + mine[half:]
 
@@ -62,7 +62,7 @@ def selector(names: list[str], controls: set[str]) -> Callable[[list[str]], list
         short = short.rstrip()
         return "[" in short and not short.endswith("]") and name.startswith(short)
 
-    required = {name.rstrip() for name in names}
+    required = {name.rstrip() for name in names or ()}
     return keep
 
 

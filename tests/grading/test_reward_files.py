@@ -1,0 +1,78 @@
+"""Reading a verifier's reward file, and what speaks against it: without a sandbox."""
+
+from __future__ import annotations
+
+import pytest
+
+from sandlot.errors import GradingError
+from sandlot.grading.credit import weighted
+from sandlot.grading.harbor import contradicted, forged, read_rewards
+from sandlot.grading.witness import Report
+from sandlot.tasks import GradingOptions
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "rewards"),
+    [
+        ("reward.txt", b"1\n", {"reward": 1.0}),
+        ("reward.txt", b" 0.25 ", {"reward": 0.25}),
+        ("reward.json", b'{"a": 1, "b": 0.5}', {"a": 1.0, "b": 0.5}),
+    ],
+)
+def test_rewards(name: str, data: bytes, rewards: dict[str, float]) -> None:
+    assert read_rewards(name, data) == rewards
+
+
+@pytest.mark.parametrize("data", [b"", b"nan", b"inf", b"1.5", b"-0.5", b"1\n0", b"\xff", b"true"])
+def test_what_is_no_reward(data: bytes) -> None:
+    with pytest.raises(ValueError):
+        read_rewards("reward.txt", data)
+
+
+@pytest.mark.parametrize(
+    "data", [b"1", b"[]", b"{}", b'{"a": true}', b'{"a": "1"}', b'{"a": NaN}', b'{"a": 1e999}', b'{"a": -1}', b"{"]
+)
+def test_what_is_no_object_of_rewards(data: bytes) -> None:
+    with pytest.raises(ValueError):
+        read_rewards("reward.json", data)
+
+
+def test_one_number_of_several() -> None:
+    assert weighted(GradingOptions(), {"reward": 0.5, "b": 1.0}) == 0.5
+    assert weighted(GradingOptions(), {"b": 0.75}) == 0.75
+    assert weighted(GradingOptions(weights={"a": 1, "b": 3}), {"a": 0.0, "b": 1.0}) == 0.75
+    with pytest.raises(GradingError, match="say their weights"):
+        weighted(GradingOptions(), {"a": 1.0, "b": 1.0})
+    with pytest.raises(GradingError, match="'c', which has a weight"):
+        weighted(GradingOptions(weights={"c": 1}), {"a": 1.0})
+
+
+def test_a_file_that_the_verifier_does_not_write() -> None:
+    files = {"test.sh": b"echo 1 > /logs/verifier/reward.txt"}
+    assert forged("reward.txt", files) == ""
+    assert "something wrote reward.json" in forged("reward.json", files)
+    assert forged("reward.json", {"test.sh": b"python3 /tests/judge.py"}) == ""
+
+
+SESSION = {"sessions": {"s": 0}, "collected": {"s": 1}, "reported": {"s": 1}, "tests": {"t": "passed"}}
+
+
+@pytest.mark.parametrize(
+    ("change", "reward", "reason"),
+    [
+        ({}, 1.0, ""),
+        ({"sessions": {}}, 1.0, ""),
+        ({"sessions": {"s": None}}, 0.5, "did not finish"),
+        ({"reported": {"s": 0}}, 0.5, "did not report all"),
+        ({"tests": {"t": "failed"}}, 0.5, "none of its tests passed"),
+        ({"tests": {"t": "passed", "u": "failed"}, "collected": {"s": 2}, "reported": {"s": 2}}, 0.5, ""),
+        ({"tests": {"t": "passed", "u": "failed"}, "collected": {"s": 2}, "reported": {"s": 2}}, 1.0, "u did not pass"),
+        ({"errors": {"v.py": "x"}}, 1.0, "v.py did not pass"),
+        ({"stray": b"x"}, 1.0, "result channel"),
+        ({"broken": ["f"]}, 1.0, "was changed"),
+        ({"foreign_skips": ["t"]}, 1.0, "was skipped"),
+    ],
+)
+def test_a_reward_that_the_sessions_contradict(change: dict[str, object], reward: float, reason: str) -> None:
+    found = contradicted(Report(**{**SESSION, **change}), reward)  # type: ignore[arg-type]
+    assert (reason in found) if reason else (found == "")
