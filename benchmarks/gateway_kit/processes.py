@@ -22,7 +22,7 @@ class Served:
     def _line(self) -> str:
         assert self._process.stdout is not None
         if not (line := self._process.stdout.readline()):
-            raise RuntimeError(f"{self._process.args} ended with {self._process.wait()}")
+            raise RuntimeError(f"{self._process.args!r} ended with {self._process.wait()}")
         return line
 
     def ask(self, cmd: str, **fields: Any) -> dict[str, Any]:

@@ -17,28 +17,10 @@ from tokenizers import Tokenizer
 
 STOP = "<|im_end|>"
 _MODULES = ("argparse", "ast", "dataclasses", "enum", "inspect", "logging/__init__", "subprocess", "tarfile", "typing")
-_TOOLS = [
-    "Bash",
-    "Read",
-    "Write",
-    "Edit",
-    "MultiEdit",
-    "Glob",
-    "Grep",
-    "List",
-    "Task",
-    "Todo",
-    "Fetch",
-    "Search",
-    "NotebookRead",
-    "NotebookEdit",
-    "Output",
-    "Kill",
-    "Plan",
-    "Command",
-    "Skill",
-    "Ask",
-]
+_TOOLS = (
+    *("Bash", "Read", "Write", "Edit", "MultiEdit", "Glob", "Grep", "List", "Task", "Todo"),
+    *("Fetch", "Search", "NotebookRead", "NotebookEdit", "Output", "Kill", "Plan", "Command", "Skill", "Ask"),
+)
 _VARIANTS = 64
 
 
