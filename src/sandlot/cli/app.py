@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 from sandlot.errors import SandlotError
 
-COMMANDS = ("quickstart", "rollout", "gateway", "audit", "export", "view", "grade", "doctor")
+COMMANDS = ("quickstart", "rollout", "gateway", "replay", "audit", "export", "view", "grade", "doctor")
 GROUPS = ("tasks", "sandbox")
 
 

@@ -1,0 +1,152 @@
+"""Recorded HTTP requests, one a line: which protocol each speaks, and how it is sent to another server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from sandlot.errors import ConfigError
+
+Kind = Literal["chat", "responses", "anthropic", "google"]
+
+_ANTHROPIC_BLOCKS = frozenset({"tool_use", "tool_result", "thinking", "redacted_thinking", "document"})
+_ANTHROPIC_KEYS = frozenset({"system", "stop_sequences", "thinking", "anthropic_version", "anthropic_beta"})
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One request. `model` is what it asked for (Google's stands in the path)."""
+
+    name: str
+    kind: Kind
+    body: dict[str, Any]
+    model: str
+    stream: bool
+
+    def for_server(self, *, model: str | None = None, stream: bool | None = None) -> Recorded:
+        """The same with another model, streamed or not."""
+        body = dict(self.body)
+        stream = self.stream if stream is None else stream
+        model = model or self.model
+        if self.kind == "google":
+            return replace(self, model=model, stream=stream)
+        if model:
+            body["model"] = model
+        if stream or "stream" in body:
+            body["stream"] = stream
+        if self.kind == "chat":
+            if stream:  # without it the tokens of a stream are not counted
+                body["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
+            else:
+                body.pop("stream_options", None)
+        return replace(self, body=body, model=model, stream=stream)
+
+    @property
+    def path(self) -> str:
+        """Where it is posted."""
+        if self.kind == "google":
+            way = "streamGenerateContent?alt=sse" if self.stream else "generateContent"
+            return f"/v1beta/models/{self.model}:{way}"
+        return {"chat": "/v1/chat/completions", "responses": "/v1/responses", "anthropic": "/v1/messages"}[self.kind]
+
+    def headers(self, api_key: str | None) -> dict[str, str]:
+        """What its protocol wants besides the body."""
+        headers = {"Content-Type": "application/json"}
+        if self.kind == "anthropic":
+            headers["anthropic-version"] = "2023-06-01"
+            return headers | ({"x-api-key": api_key} if api_key else {})
+        if self.kind == "google":
+            return headers | ({"x-goog-api-key": api_key} if api_key else {})
+        return headers | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
+
+
+def read_requests(path: Path) -> list[Recorded]:
+    """The requests of a JSONL file.
+
+    A line is a request body, or an object with `body` (or `request`) and where it went in `path` or `url` (as in
+    OpenAI's batch files). Raises `ConfigError` that names the first line that is neither.
+    """
+    if not path.is_file():
+        raise ConfigError(f"there is no file {path}: give a JSONL file with one recorded request a line")
+    found = []
+    with path.open("rb") as file:
+        for number, raw in enumerate(file, 1):
+            if raw.strip():
+                found.append(_request(raw, f"{path.name}:{number}"))
+    if not found:
+        raise ConfigError(f"{path} holds no request")
+    return found
+
+
+def _request(raw: bytes, name: str) -> Recorded:
+    try:
+        line = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ConfigError(f"{name} is no JSON: {error}") from error
+    if not isinstance(line, dict):
+        raise ConfigError(f"{name} is no JSON object: a line is a request body, or an object with body and path")
+    target = str(line.get("path") or line.get("url") or "")
+    body = line
+    for key in ("body", "request"):
+        if isinstance(line.get(key), dict) and "messages" not in line:
+            body = line[key]
+            break
+    kind = kind_of(body, target)
+    if kind is None and target:
+        raise ConfigError(f"{name} went to {target}, which is no call of a model: leave it out")
+    if kind is None:
+        raise ConfigError(
+            f"{name} is no request that is known: it has neither messages (chat, Anthropic), nor input (Responses), "
+            "nor contents (Google)"
+        )
+    model = str(body.get("model") or "")
+    stream = bool(body.get("stream"))
+    if kind == "google":
+        stream = "streamGenerateContent" in target
+        if "/models/" in target:
+            model = target.partition("/models/")[2].partition("?")[0].rpartition(":")[0]
+        model = model.removeprefix("models/")
+        body = {key: value for key, value in body.items() if key not in ("model", "stream")}
+    return Recorded(name, kind, body, model, stream)
+
+
+def kind_of(body: Mapping[str, Any], target: str = "") -> Kind | None:
+    """The protocol of a request, by where it went if that is known, else by its own shape."""
+    path = target.partition("?")[0].rstrip("/")
+    by_path: dict[str, Kind] = {
+        "/chat/completions": "chat",
+        "/responses": "responses",
+        "/messages": "anthropic",
+        "enerateContent": "google",
+    }
+    for ending, kind in by_path.items():
+        if path.endswith(ending):
+            return kind
+    if path:
+        return None
+    if isinstance(body.get("contents"), list):
+        return "google"
+    if isinstance(body.get("messages"), list):
+        return "anthropic" if _is_anthropic(body) else "chat"
+    if isinstance(body.get("input"), str | list):
+        return "responses"
+    return None
+
+
+def _is_anthropic(body: Mapping[str, Any]) -> bool:
+    if _ANTHROPIC_KEYS & body.keys():
+        return True
+    if any(isinstance(tool, dict) and "function" not in tool and "name" in tool for tool in body.get("tools") or ()):
+        return True
+    for message in body["messages"]:
+        content = message.get("content") if isinstance(message, dict) else None
+        for block in content if isinstance(content, list) else ():
+            if isinstance(block, dict) and (block.get("type") in _ANTHROPIC_BLOCKS or "cache_control" in block):
+                return True
+            if isinstance(block, dict) and block.get("type") == "image":
+                return True
+    return str(body.get("model", "")).startswith("claude")

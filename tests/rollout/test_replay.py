@@ -1,0 +1,367 @@
+"""Recorded requests against a real gateway over every protocol, and against a server that fails in every way."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from typer.testing import CliRunner
+
+from sandlot.chat.format import TemplateFormat
+from sandlot.cli.app import app
+from sandlot.errors import ConfigError
+from sandlot.gateway import Gateway, GatewayLimits
+from sandlot.rollout.replay import Answered, Job, TryError, percentiles, replay, summary
+from sandlot.rollout.replay_requests import kind_of, read_requests
+from sandlot.trajectory.journal import read_journal
+from sandlot.trajectory.rundir import RunDir
+from support import engines
+from support.policy import ToldEngine
+from support.toy_model import make_toy_model
+
+CAPTURES = Path(__file__).parents[1] / "captures"
+USER = [{"role": "user", "content": "hello"}]
+REQUESTS: list[tuple[str, dict[str, Any]]] = [
+    ("chat", {"model": "m", "messages": USER}),
+    ("chat", {"model": "m", "messages": [{"role": "system", "content": "be"}, *USER], "stream": True}),
+    ("anthropic", {"model": "claude-x", "max_tokens": 50, "messages": USER}),
+    ("anthropic", {"model": "m", "max_tokens": 50, "messages": USER, "system": "be brief", "stream": True}),
+    ("responses", {"model": "m", "input": "hello", "store": False}),
+    ("responses", {"model": "m", "input": [{"role": "user", "content": "hello"}], "stream": True, "store": False}),
+    ("google", {"model": "m", "contents": [{"role": "user", "parts": [{"text": "hello"}]}]}),
+]
+
+
+def write_lines(path: Path, lines: Sequence[Any]) -> Path:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
+    return path
+
+
+async def invoke(*argv: str) -> tuple[int, dict[str, Any], str]:
+    """Exit status, JSON of stdout, everything said, of a `sandlot replay` in a thread of its own."""
+    result = await asyncio.to_thread(CliRunner().invoke, app, ["replay", *argv, "--json"])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, json.loads(result.stdout), result.output
+
+
+# -- which protocol a line speaks ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "body"), REQUESTS)
+def test_a_bare_body_is_known_by_its_shape(kind: str, body: dict[str, Any]) -> None:
+    assert kind_of(body) == kind
+
+
+@pytest.mark.parametrize("capture", sorted(CAPTURES.glob("*.json.gz")), ids=lambda p: p.name.partition(".")[0])
+def test_requests_of_real_clients_are_known_by_their_shape_alone(capture: Path) -> None:
+    recorded = json.loads(gzip.decompress(capture.read_bytes()))
+    seen = 0
+    for turns in recorded.values():
+        for turn in turns:
+            body = turn.get("body") or turn.get("request")
+            if isinstance(body, dict) and (kind := kind_of(body, turn["path"])) is not None:
+                assert kind_of(body) == kind, turn["path"]
+                seen += 1
+    assert seen > 0
+
+
+def test_lines_with_a_path_and_batch_files_are_read(tmp_path: Path) -> None:
+    lines = [
+        {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {"model": "m", "messages": USER}},
+        {"path": "/v1/messages?beta=true", "body": {"model": "m", "messages": USER}},
+        {"path": "/v1beta/models/gem-2:streamGenerateContent?alt=sse", "request": {"contents": []}},
+    ]
+    chat, anthropic, google = read_requests(write_lines(tmp_path / "r.jsonl", lines))
+    assert (chat.kind, chat.path, chat.stream) == ("chat", "/v1/chat/completions", False)
+    assert (anthropic.kind, anthropic.headers("k")["x-api-key"]) == ("anthropic", "k")
+    assert (google.model, google.path) == ("gem-2", "/v1beta/models/gem-2:streamGenerateContent?alt=sse")
+    other = google.for_server(model="x", stream=False)
+    assert other.path == "/v1beta/models/x:generateContent"
+    streamed = chat.for_server(model="x", stream=True)
+    assert streamed.body["stream_options"] == {"include_usage": True}
+    assert streamed.for_server(stream=False).body == {"model": "x", "messages": USER, "stream": False}
+    assert chat.for_server().body == chat.body
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "holds no request"),
+        ('{"model": "m", "messages": []}\n{"prompt": "x"}\n', "r.jsonl:2 is no request that is known"),
+        ('{"messages": [\n', "r.jsonl:1 is no JSON"),
+        ("[1]\n", "r.jsonl:1 is no JSON object"),
+        ('{"path": "/v1/messages/count_tokens", "body": {"messages": []}}\n', "no call of a model"),
+    ],
+)
+def test_a_file_that_cannot_be_sent_is_refused_with_the_line(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "r.jsonl").write_text(text)
+    with pytest.raises(ConfigError, match=says):
+        read_requests(tmp_path / "r.jsonl")
+
+
+# -- the driver ------------------------------------------------------------------------------------------------------
+
+
+async def test_chains_are_in_order_and_only_so_many_run_at_once() -> None:
+    running: set[str] = set()
+    most = 0
+    order: list[str] = []
+
+    def job(name: str) -> Job:
+        async def send() -> Answered:
+            nonlocal most
+            running.add(name)
+            most = max(most, len(running))
+            await asyncio.sleep(0.01)
+            running.discard(name)
+            order.append(name)
+            if name == "c2-1":
+                raise TryError("no", retryable=False)
+            return Answered(200, "stop", 1, 2)
+
+        return Job(name, "x", send)
+
+    chains = ([job(f"c{c}-{k}") for k in range(3)] for c in range(4))
+    results = await replay(chains, concurrency=2, retries=3)
+    assert most == 2
+    for chain in range(4):
+        assert [n for n in order if n.startswith(f"c{chain}")] == [f"c{chain}-{k}" for k in range(3)]
+    assert [r.number for r in results] == list(range(12))
+    assert [r.name for r in results if not r.ok] == ["c2-1"]
+    told = summary(results, 2.0)
+    assert (told["ok"], told["failed"], told["output_tokens"], told["errors"]) == (11, 1, 22, {"no": 1})
+    assert told["requests_per_s"] == 5.5
+
+
+def test_percentiles_are_those_of_numpy() -> None:
+    values = np.random.default_rng(0).exponential(size=500).tolist()
+    told = percentiles(values)
+    assert told is not None
+    assert told["p95"] == pytest.approx(float(np.percentile(values, 95)), abs=1e-3)
+    assert told["p50"] <= told["p95"] <= told["p99"] <= told["max"]
+    assert percentiles([]) is None
+
+
+# -- a served gateway ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def served(fmt: TemplateFormat) -> AsyncIterator[tuple[Gateway, ToldEngine, str, str]]:
+    engine = ToldEngine(fmt, lambda prompt, number: f"this is reply number {number}")
+    async with Gateway(engine.policy(), limits=GatewayLimits(engine_retry_delays=(), grace=0.01)) as gateway:
+        opened = gateway.open("replayed")
+        yield gateway, engine, f"http://127.0.0.1:{await gateway.serve()}", opened.api_key
+
+
+@pytest.mark.parametrize("flag", [[], ["--stream"], ["--no-stream"]])
+async def test_every_protocol_is_replayed_to_a_gateway(
+    served: tuple[Gateway, ToldEngine, str, str], tmp_path: Path, flag: list[str]
+) -> None:
+    _, engine, url, key = served
+    file = write_lines(tmp_path / "r.jsonl", [body for _, body in REQUESTS])
+    out = tmp_path / "results.jsonl"
+    argv = [str(file), "--base-url", f"{url}/v1", "--api-key", key, "--repeat", "2", "-j", "3", "--out", str(out)]
+    status, told, said = await invoke(*argv, *flag)
+    assert (status, told["requests"], told["ok"], told["failed"]) == (0, 14, 14, 0), said
+    assert told["kinds"] == {k: 2 * n for k, n in Counter(kind for kind, _ in REQUESTS).items()}
+    results = [json.loads(line) for line in out.read_text().splitlines()]
+    assert sorted(r["number"] for r in results) == list(range(14))
+    for result in results:
+        assert result["ok"]
+        assert result["status"] == 200
+        assert result["input_tokens"] > 0
+        assert result["output_tokens"] > 0, result
+        assert result["finish"]
+    streamed = {"": 3, "--stream": 7, "--no-stream": 0}["".join(flag)]
+    assert sum(r["first_s"] is not None for r in results) == 2 * streamed
+    assert all(r["first_s"] <= r["latency_s"] for r in results if r["first_s"] is not None)
+    assert (told["first_content_s"] is None) == (streamed == 0)
+    assert told["latency_s"]["p50"] <= told["latency_s"]["p99"]
+    assert engine.prompts
+
+
+async def test_refusals_are_counted_and_end_with_status_1(
+    served: tuple[Gateway, ToldEngine, str, str], tmp_path: Path
+) -> None:
+    _, _, url, _ = served
+    file = write_lines(tmp_path / "r.jsonl", [body for _, body in REQUESTS])
+    status, told, _ = await invoke(str(file), "--base-url", url, "--api-key", "wrong", "--max-requests", "4")
+    assert (status, told["requests"], told["failed"], told["repeated"]) == (1, 4, 4, 0)
+    assert all(error.startswith("401: ") for error in told["errors"])
+
+
+# -- a server that fails ---------------------------------------------------------------------------------------------
+
+WHOLE = {
+    "id": "x",
+    "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "hi"}}],
+    "usage": {"prompt_tokens": 3, "completion_tokens": 2},
+}
+
+
+class Flaky:
+    """Fails each request in the ways its model names, one after another, and then answers it."""
+
+    def __init__(self) -> None:
+        self.tries: Counter[str] = Counter()
+        self.headers: list[dict[str, str]] = []
+        self.models: list[str] = []
+        self.times: list[float] = []
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.headers.append(dict(request.headers))
+        self.models.append(body["model"])
+        self.times.append(asyncio.get_running_loop().time())
+        ways = body["user"].split(",")
+        way = ways[self.tries[body["user"]]] if self.tries[body["user"]] < len(ways) else "fine"
+        self.tries[body["user"]] += 1
+        if way == "hang":
+            await asyncio.sleep(30)
+        if way == "drop":
+            assert request.transport is not None
+            request.transport.abort()
+        if way.isdigit():
+            headers = {"retry-after": "0.3"} if way == "429" else {}
+            return web.json_response({"error": {"message": f"sorry {way}"}}, status=int(way), headers=headers)
+        if way == "html":
+            return web.Response(text="<html>")
+        if not body.get("stream"):
+            return web.json_response(WHOLE)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(b": keep-alive\n\n")
+        await asyncio.sleep(0.05)
+        piece = {"choices": [{"index": 0, "delta": {"content": "é" * 3000}}]}
+        data = f"data: {json.dumps(piece, ensure_ascii=False)}\r\n\r\n".encode()
+        await response.write(data[:2000])
+        await asyncio.sleep(0.02)
+        await response.write(data[2000:])
+        if way == "error":
+            await response.write(b'data: {"error": {"message": "overloaded"}}\n\n')
+        if way in ("cut", "error"):
+            return response
+        last = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], "usage": WHOLE["usage"]}
+        await response.write(f"data: {json.dumps(last)}\n\ndata: [DONE]".encode())
+        return response
+
+
+@pytest.fixture
+async def flaky() -> AsyncIterator[tuple[Flaky, str]]:
+    told = Flaky()
+    application = web.Application()
+    application.router.add_post("/v1/chat/completions", told.chat)
+    async with TestServer(application) as server:
+        yield told, str(server.make_url("")).rstrip("/")
+
+
+async def test_failures_that_may_pass_are_tried_again_and_the_others_not(
+    flaky: tuple[Flaky, str], tmp_path: Path
+) -> None:
+    server, url = flaky
+    ways = ["fine", "503,503", "drop", "429", "cut", "error", "400", "500,500,500", "html"]
+    lines = [{"model": "m", "user": way, "messages": USER, "stream": way in ("cut", "error", "fine")} for way in ways]
+    out = tmp_path / "out.jsonl"
+    argv = [str(write_lines(tmp_path / "r.jsonl", lines)), "--base-url", url, "--retries", "2", "--out", str(out)]
+    status, told, _ = await invoke(*argv, "--header", "X-Who: me", "--model", "other", "-j", "9")
+    assert status == 1
+    results = sorted((json.loads(line) for line in out.read_text().splitlines()), key=lambda r: r["number"])
+    by_way = dict(zip(ways, results, strict=True))
+    assert {way: r["tries"] for way, r in by_way.items()} == {
+        **dict.fromkeys(("drop", "429", "cut", "error"), 2),
+        **dict.fromkeys(("fine", "400", "html"), 1),
+        **dict.fromkeys(("503,503", "500,500,500"), 3),
+    }
+    assert {way for way, r in by_way.items() if not r["ok"]} == {"400", "500,500,500", "html"}
+    assert by_way["400"]["error"] == "400: sorry 400"
+    assert (told["ok"], told["failed"], told["repeated"]) == (6, 3, 6)
+    assert set(server.models) == {"other"}
+    assert all(h["X-Who"] == "me" for h in server.headers)
+    fine = by_way["fine"]
+    assert (fine["input_tokens"], fine["output_tokens"], fine["finish"]) == (3, 2, "stop")
+    assert 0.05 <= fine["first_s"] <= fine["latency_s"]
+
+
+async def test_a_server_that_hangs_or_is_not_there(flaky: tuple[Flaky, str], tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "r.jsonl", [{"model": "m", "user": "hang", "messages": USER}])
+    status, told, _ = await invoke(str(file), "--base-url", flaky[1], "--retries", "1", "--timeout", "0.3")
+    assert (status, told["ok"], told["repeated"]) == (0, 1, 1)
+    status, told, _ = await invoke(str(file), "--base-url", "http://127.0.0.1:9", "--retries", "0")
+    assert (status, list(told["errors"])) == (1, ["nobody answers at http://127.0.0.1:9"])
+
+
+async def test_the_waiting_time_that_a_server_asks_for_is_kept(flaky: tuple[Flaky, str], tmp_path: Path) -> None:
+    server, url = flaky
+    file = write_lines(tmp_path / "r.jsonl", [{"model": "m", "user": "429", "messages": USER}])
+    status, _, _ = await invoke(str(file), "--base-url", url)
+    assert status == 0
+    assert 0.29 <= server.times[1] - server.times[0] < 3
+
+
+def test_wrong_arguments_are_one_sentence(tmp_path: Path) -> None:
+    file = str(write_lines(tmp_path / "r.jsonl", [{"model": "m", "messages": USER}]))
+    google = str(write_lines(tmp_path / "g.jsonl", [{"contents": []}]))
+    for argv, says in (
+        ([], "either a FILE"),
+        ([file, "--run", str(tmp_path)], "either a FILE"),
+        ([file], "--base-url"),
+        (["--run", str(tmp_path)], "--engine"),
+        (["--run", str(tmp_path), "--engine", "http://127.0.0.1:9"], "no run directory"),
+        ([file, "--base-url", "http://h", "--header", "nope"], "'Name: value'"),
+        ([google, "--base-url", "http://h"], "--model"),
+        ([str(tmp_path / "none"), "--base-url", "http://h"], "there is no file"),
+    ):
+        result = CliRunner().invoke(app, ["replay", *argv])
+        assert isinstance(result.exception, ConfigError), argv
+        assert says in str(result.exception)
+
+
+# -- a run's own prompts ---------------------------------------------------------------------------------------------
+
+
+async def test_the_prompts_of_a_run_are_asked_again_at_an_engine(fmt: TemplateFormat, tmp_path: Path) -> None:
+    import aiohttp
+
+    from sandlot.rollout.serve import _recorders
+
+    model = make_toy_model(tmp_path / "toy")
+    told = ToldEngine(fmt, lambda prompt, number: f"reply {number}")
+    with RunDir.create_or_continue(tmp_path / "run", {"k": 1}) as run:
+        async with Gateway(told.policy(), recorder=_recorders(run)) as gateway, aiohttp.ClientSession() as http:
+            url = f"http://127.0.0.1:{await gateway.serve()}"
+            for name in ("one", "two"):
+                opened = gateway.open(name)
+                history: list[dict[str, Any]] = []
+                for turn in range(3):
+                    history.append({"role": "user", "content": f"question {turn} of {name}"})
+                    body = {"model": "toy", "max_tokens": 12, "messages": history}
+                    headers = {"x-api-key": opened.api_key}
+                    async with http.post(f"{url}/v1/messages", json=body, headers=headers) as reply:
+                        answer = await reply.json()
+                    history.append({"role": "assistant", "content": answer["content"]})
+                await gateway.finish(name, reward=1.0)
+    turns = [t for name in ("one", "two") for t in read_journal(run.journal_path(name)).turns]
+    assert [t.parent is not None for t in turns] == [False, True, True] * 2
+    async with engines.embedded(model, max_context=4096) as engine:
+        out = tmp_path / "out.jsonl"
+        argv = ["--run", str(run.path), "--engine", engine, "--out", str(out), "-j", "4"]
+        status, found, said = await invoke(*argv)
+        assert (status, found["requests"], found["ok"], found["kinds"]) == (0, 6, 6, {"tokens": 6}), said
+        results = {r["name"]: r for r in map(json.loads, out.read_text().splitlines())}
+        expected = {
+            f"{name}#{k}": turns[3 * n + k].prompt_length for n, name in enumerate(("one", "two")) for k in range(3)
+        }
+        assert {name: r["input_tokens"] for name, r in results.items()} == expected
+        assert all(0 < r["output_tokens"] <= 12 for r in results.values())
+        status, found, _ = await invoke(*argv, "--repeat", "2", "--max-requests", "8")
+        assert (status, found["requests"]) == (0, 8)
