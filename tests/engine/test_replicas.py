@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -11,6 +12,7 @@ from aiohttp.test_utils import unused_port
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sandlot.config import load_config
 from sandlot.engine import Engine, EngineInfo, Generation, SamplingParams
 from sandlot.engine.aborted import Abortable, EngineAbortedError, aborted
 from sandlot.engine.client import EngineUnreachableError
@@ -18,7 +20,8 @@ from sandlot.engine.process import EngineProcess
 from sandlot.engine.replicas import ReplicatedEngine, placed
 from sandlot.engine.vllm import VllmEngine
 from sandlot.errors import ConfigError, EngineError
-from sandlot.rollout.policy import engine_at
+from sandlot.rollout.policy import engine_at, policy_of
+from support.sglang_server import sglang
 from support.toy_model import make_toy_model
 
 NAMES = [f"http://replica-{k}:8000" for k in range(5)]
@@ -181,6 +184,24 @@ def test_several_addresses_make_replicas() -> None:
     for wrong in ("a,b", "http://a:1,nope", ",", "http://a:1,http://a:1"):
         with pytest.raises(ConfigError):
             engine_at(wrong, "vllm")
+
+
+async def test_a_policy_over_sglang_replicas_probes_each(tmp_path: Path) -> None:
+    model = make_toy_model(tmp_path / "model")
+    async with sglang(model, max_context=2048) as (one, first), sglang(model, max_context=1024) as (two, second):
+        flags = {"engine": f"{one},{two}", "engine_kind": "sglang", "model": model}
+        async with policy_of(load_config(None, flags), (), say=lambda text: None) as policy:
+            assert isinstance(policy.engine, ReplicatedEngine)
+            assert (policy.logprobs_mode, policy.max_context, policy.model) == ("processed", 1024, "model")
+            for server in (first, second):
+                scored = [body for body in server.bodies if body.get("logprob_start_len") == 0]
+                assert 0 < len(scored) < len(server.bodies)
+            asked = len(first.bodies), len(second.bodies)
+            for _ in range(3):
+                params = SamplingParams(max_tokens=2)
+                await policy.engine.generate([5, 6], params, request_id="r", session_id="stays")
+            more = sorted((len(first.bodies) - asked[0], len(second.bodies) - asked[1]))
+            assert more == [0, 3]
 
 
 @pytest.mark.timeout(120)

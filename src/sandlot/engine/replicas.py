@@ -128,13 +128,15 @@ class ReplicatedEngine:
             self._down[name] = asyncio.get_running_loop().create_task(self._until_back(name))
 
     async def _until_back(self, name: str) -> None:
+        said = ""
         while True:
             await asyncio.sleep(self._recheck_s)
             try:
                 self._infos[name] = self._same(name, await self.replicas[name].info())
             except EngineError as error:
-                if not isinstance(error, EngineUnreachableError):
-                    log.warning("the engine at %s stays out: %s", name, error)
+                if not isinstance(error, EngineUnreachableError) and str(error) != said:
+                    said = str(error)
+                    log.warning("the engine at %s stays out: %s", name, said)
                 continue
             log.warning("the engine at %s is back", name)
             del self._down[name]
