@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from sandlot.chat.markup import Markup
@@ -44,11 +44,19 @@ class ReplyReader:
         opening = self.tokenizer.control_ids.get(self.tokenizer.reveal(self.markup.think_open))
         closing = self.tokenizer.control_ids.get(self.tokenizer.reveal(self.markup.think_close))
         start = len(prompt_ids)
-        while start and prompt_ids[start - 1] not in self.stop_token_ids:
+        for token in _backwards(prompt_ids):
+            if token in self.stop_token_ids:
+                break
             start -= 1
-            if opening is not None and prompt_ids[start] in (opening, closing):
-                return prompt_ids[start] == opening
+            if opening is not None and token in (opening, closing):
+                return token == opening
         if opening is not None:
             return False
         tail = self.tokenizer.decode(prompt_ids[max(start, len(prompt_ids) - 32) :])
         return tail.rstrip().endswith(self.markup.think_open)
+
+
+def _backwards(ids: Sequence[int]) -> Iterator[int]:
+    """Ids from the last to the first, taken in slices: single ones are slow to get from an array."""
+    for end in range(len(ids), 0, -256):
+        yield from reversed(ids[max(0, end - 256) : end])

@@ -68,12 +68,10 @@ class EngineClient:
         self._aborting.add(task)
         task.add_done_callback(self._aborting.discard)
 
-    async def ask(
-        self, body: dict[str, Any], headers: dict[str, str], *, wire_id: str | None, prompt_tokens: int
-    ) -> bytes:
+    async def ask(self, body: bytes, headers: dict[str, str], *, wire_id: str | None, prompt_tokens: int) -> bytes:
         """The token endpoint's answer. Cancelling aborts `wire_id` at the server."""
         try:
-            status, raw = await self.request("POST", self.endpoint, msgspec.json.encode(body), headers)
+            status, raw = await self.request("POST", self.endpoint, body, headers)
         except asyncio.CancelledError:
             # Closing the connection frees the slot; a proxy in between may hide that, so say it as well.
             if wire_id is not None:

@@ -8,7 +8,6 @@ part's evidence was checked when it arrived. An abort that nobody here asked for
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
@@ -50,17 +49,27 @@ class ResumableEngine:
         await self._engine.close()
 
     async def pause(self, mode: PauseMode = "drain") -> None:
-        """Hold back what is to come and wait until nothing is at the engine: until it is done, or cut off."""
+        """Hold back what is to come and wait until nothing is at the engine: until it is done, or cut off.
+
+        `ConfigError` when the engine cannot end requests early, or when someone resumes before it is idle.
+        """
         if mode == "abort" and not isinstance(self._engine, Abortable):
             raise ConfigError("this engine cannot end a request early: pause with mode drain")
         self._open.clear()
-        if mode == "drain":
-            await self._idle.wait()
-            return
         while self._running:
-            await self._abort_all()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._idle.wait(), _AGAIN_S)
+            if mode == "abort":
+                await self._abort_all()
+            await self._idle_or_open(_AGAIN_S if mode == "abort" else None)
+            if self._open.is_set():
+                raise ConfigError("the pause was ended by a resume before the engine was idle: pause again")
+
+    async def _idle_or_open(self, timeout: float | None) -> None:
+        waits = [asyncio.ensure_future(event.wait()) for event in (self._idle, self._open)]
+        try:
+            await asyncio.wait(waits, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
 
     def resume(self, weight_version: str | None = None) -> None:
         """Go on, with `weight_version` from now on if given."""
@@ -86,7 +95,8 @@ class ResumableEngine:
                 await self._open.wait()
             name = f"{request_id}~{len(parts)}" if parts else request_id
             try:
-                part = await self._part([*prompt_ids, *kept], _left(sampling, kept, len(parts)), name, session_id)
+                ids = [*prompt_ids, *kept] if kept else prompt_ids
+                part = await self._part(ids, _left(sampling, kept, len(parts)), name, session_id)
             except ContextOverflowError:
                 if not kept:
                     raise
@@ -96,7 +106,7 @@ class ResumableEngine:
             if ending := _ending(part, kept, sampling):
                 return joined(parts, *ending)
 
-    async def _part(self, ids: list[int], sampling: SamplingParams, name: str, session_id: str) -> Generation:
+    async def _part(self, ids: Sequence[int], sampling: SamplingParams, name: str, session_id: str) -> Generation:
         self._running.add(name)
         self._idle.clear()
         version = self.weight_version

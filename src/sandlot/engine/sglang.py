@@ -15,6 +15,7 @@ from msgspec import Meta, Struct
 from sandlot.engine.aborted import aborted
 from sandlot.engine.base import EngineInfo, Generation, SamplingParams, VersionSpan, checked
 from sandlot.engine.client import SHORT, EngineClient, object_of
+from sandlot.engine.ids import with_ids
 from sandlot.errors import ContextOverflowError, EngineError, EngineEvidenceError
 
 # Said in every request, because a server may have other defaults and each would change the distribution.
@@ -215,10 +216,11 @@ class SglangEngine(EngineClient):
         await self.request("POST", "/abort_request", msgspec.json.encode({"rid": wire_id}), {}, SHORT)
 
     async def _ask(self, ids: Sequence[int], body: dict[str, Any], headers: dict[str, str], rid: str | None) -> _Reply:
-        body = {"input_ids": list(ids), "return_logprob": True, "stream": False, **body}
+        body = {"return_logprob": True, "stream": False, **body}
         if self._adapter is not None:
             body["lora_path"] = self._adapter
-        raw = await self.ask(body, headers, wire_id=rid, prompt_tokens=len(ids))
+        sent = with_ids(body, "input_ids", ids)
+        raw = await self.ask(sent, headers, wire_id=rid, prompt_tokens=len(ids))
         try:
             reply = _reply_decoder.decode(raw)
         except msgspec.DecodeError as e:

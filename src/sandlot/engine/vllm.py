@@ -12,6 +12,7 @@ import msgspec
 from sandlot.engine.aborted import aborted
 from sandlot.engine.base import EngineInfo, Generation, SamplingParams, VersionSpan, checked
 from sandlot.engine.client import SHORT, EngineClient, message_of, object_of
+from sandlot.engine.ids import with_ids
 from sandlot.engine.wire import ABORT, GENERATE, ID_PREFIX, GenerateReply
 from sandlot.errors import ContextOverflowError, EngineError, EngineEvidenceError
 
@@ -131,14 +132,15 @@ class VllmEngine(EngineClient):
     async def _generate(
         self, ids: Sequence[int], params: dict[str, Any], request_id: str | None, session_id: str | None
     ) -> GenerateReply:
-        body: dict[str, Any] = {"token_ids": list(ids), "sampling_params": params}
+        body: dict[str, Any] = {"sampling_params": params}
         if request_id is not None:
             body["request_id"] = request_id
         if self.model is not None:
             body["model"] = self.model
         headers = {"X-Session-ID": session_id} if session_id else {}
         wire_id = None if request_id is None else ID_PREFIX + request_id
-        raw = await self.ask(body, headers, wire_id=wire_id, prompt_tokens=len(ids))
+        sent = with_ids(body, "token_ids", ids)
+        raw = await self.ask(sent, headers, wire_id=wire_id, prompt_tokens=len(ids))
         try:
             return _reply_decoder.decode(raw)
         except msgspec.DecodeError as e:

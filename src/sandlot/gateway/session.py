@@ -24,8 +24,10 @@ from sandlot.chat.base import ChatFormat
 from sandlot.chat.continuity import Continuity, Match
 from sandlot.chat.messages import CallStatus, Message, ToolCall, digest
 from sandlot.engine.base import Engine, Generation, SamplingParams
+from sandlot.engine.ids import PromptIds
 from sandlot.errors import ContextOverflowError, EngineError, SandlotError
 from sandlot.gateway.limits import SessionLimits
+from sandlot.gateway.prompts import Prompts
 from sandlot.gateway.wire.base import Answer, ChatRequest, Head, WireError
 from sandlot.trajectory.tree import SessionTree
 from sandlot.trajectory.turn import Ids, Turn, ids_array, ids_sha256
@@ -72,7 +74,7 @@ class _Asked:
     identity: bytes
     call_prefix: str
     head: Head
-    prompt: Ids
+    prompt: PromptIds
     new_ids: Ids
     sampling: SamplingParams
     version: str
@@ -158,6 +160,7 @@ class Session:
         self.sealed = False
         self._recorder = recorder
         self._continuity = Continuity()
+        self._prompts = Prompts(self.tree)
         self._gate = gate
         self._in_thread = in_thread
         self._retry_delays = retry_delays
@@ -289,12 +292,11 @@ class Session:
             self.counters.engine_error = f"the gateway failed: {type(error).__name__}: {error}"
             raise WireError("overloaded", self.counters.engine_error) from error
 
-    async def _generate(self, prompt: Ids, sampling: SamplingParams, request_id: str) -> Generation:
+    async def _generate(self, prompt: PromptIds, sampling: SamplingParams, request_id: str) -> Generation:
         """Ask the engine; a failure that may pass is tried again here, since agents give up after seconds."""
-        ids = prompt.tolist()
         for delay in (*self._retry_delays, None):
             try:
-                return await self.policy.engine.generate(ids, sampling, request_id=request_id, session_id=self.id)
+                return await self.policy.engine.generate(prompt, sampling, request_id=request_id, session_id=self.id)
             except EngineError as error:
                 if delay is None or not error.retryable:
                     raise
@@ -302,27 +304,24 @@ class Session:
                 await asyncio.sleep(delay)
         raise AssertionError("the last try returns or raises")
 
-    async def _prompt(self, match: Match, request: ChatRequest) -> tuple[Ids, Ids]:
+    async def _prompt(self, match: Match, request: ChatRequest) -> tuple[PromptIds, Ids]:
         """Ids of the whole prompt, and of its part after the continued turn."""
         fmt = self.policy.format
         if match.turn is not None and fmt.can_extend:
-            before = self.tree.ids(match.turn)
             output = self.tree[match.turn].output_ids.tolist()
             names = self._call_names(match.turn)
             tail = await self._in_thread(fmt.extend, output, names, match.new, request.tools)
             if tail is not None:
                 new = ids_array(tail)
-                return np.concatenate([before, new]), new
+                return self._prompts.continued(match.turn, new), new
         whole = ids_array(await self._in_thread(fmt.render, request.messages, request.tools))
-        return whole, whole
+        return PromptIds(whole), whole
 
     async def _commit(self, asked: _Asked, generation: Generation) -> Told:
         policy, output = self.policy, list(generation.output_ids)
         request, match, prompt = asked.request, asked.match, asked.prompt
         cut = generation.finish_reason == "length"
-        reply = await self._in_thread(
-            lambda: policy.format.parse(output, prompt.tolist(), request.callable, truncated=cut)
-        )
+        reply = await self._in_thread(lambda: policy.format.parse(output, prompt, request.callable, truncated=cut))
         turn_id = secrets.token_hex(10)
         sent = [c for c in reply.calls if c.status in SENT_STATUSES]
         call_ids = tuple(f"{asked.call_prefix}{turn_id}_{k}" for k in range(len(sent)))
@@ -337,7 +336,7 @@ class Session:
             output_ids=ids_array(output),
             logprobs=np.asarray(generation.logprobs, dtype=np.float64),
             finish_reason=generation.finish_reason,
-            prompt_sha256=ids_sha256(prompt),
+            prompt_sha256=ids_sha256(prompt.array),
             prompt_length=len(prompt),
             versions=tuple((s.version, s.start, s.end) for s in generation.versions)
             or ((asked.version, 0, len(output)),),
@@ -353,6 +352,7 @@ class Session:
         )
         await self._record(self._recorder.turn, turn)
         self.tree.add(turn)
+        self._prompts.keep(turn, prompt)
         self.turns.append(turn)
         if turn.fork:
             self.forks.append((turn_id, turn.fork))
@@ -432,7 +432,7 @@ class Session:
         told = self._continuity.told(turn_id)
         return [c.name for c in told.tool_calls]
 
-    def _count(self, generation: Generation, prompt: Ids, turn: Turn) -> None:
+    def _count(self, generation: Generation, prompt: PromptIds, turn: Turn) -> None:
         counters = self.counters
         counters.turns += 1
         counters.sampled_tokens += len(generation.output_ids)
