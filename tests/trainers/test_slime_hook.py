@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from sandlot.engine.process import EngineProcess
-from sandlot.errors import ConfigError, SandlotError
+from sandlot.errors import ConfigError, SandboxError, SandlotError
 from sandlot.harness import HARNESSES
 from sandlot.rollout.scripts import idle_scripts, solution_scripts
 from sandlot.tasks import load_tasks
@@ -149,6 +149,44 @@ async def test_an_engine_that_goes_away_aborts_and_never_trains(args: SimpleName
     (lost,) = await vime.generate(args, sample_of(), sampling_params())
     assert (lost.status, lost.remove_sample, lost.loss_mask) == (StandIn.Status.ABORTED, True, [0])
     assert "infra_error" in lost.metadata["sandlot"]["why"]
+
+
+@pytest.mark.slow
+async def test_a_sandbox_that_cannot_be_made_aborts_one_rollout_only(
+    args: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """d02: sandbox creation of one of the group raises, and another one is cancelled from inside (h02)."""
+    await vime.generate(args, sample_of(), sampling_params())
+    backend = (await slime_hook._states[asyncio.get_running_loop()]).rollouts.backend
+    create, made = backend.create, iter([SandboxError("no space left"), asyncio.CancelledError()])
+
+    async def unreliable(spec: Any) -> Any:
+        if spec.labels.get("episode", "").startswith("ini-quotes"):
+            raise next(made)
+        return await create(spec)
+
+    monkeypatch.setattr(backend, "create", unreliable)
+    tasks = [TASK, "ini-quotes", "ini-quotes", TASK]
+    group = await asyncio.gather(
+        *(vime.generate(args, sample_of(name, k), sampling_params()) for k, name in enumerate(tasks))
+    )
+    assert [r[0].status.value for r in group] == ["completed", "aborted", "aborted", "completed"]
+    why = {group[k][0].metadata["sandlot"]["why"] for k in (1, 2)}
+    assert why == {"infra_error: no space left", "infra_error: a call inside the episode was cancelled"}
+    data = train_data(args, [list(group)], reward_post_process)
+    assert data["rewards"] == [0.0] * len(data["rewards"])
+    assert {r for r, m in zip(data["rollout_ids"], data["loss_masks"], strict=True) if sum(m)} == {0, 3}
+
+
+@pytest.mark.slow
+async def test_rewards_are_where_the_trainer_looks(args: SimpleNamespace) -> None:
+    args.reward_key, args.eval_reward_key = "score", "solved"
+    for name, reward in ((TASK, 1.0), ("gone", 0.0)):
+        (row,) = await vime.generate(args, sample_of(name), sampling_params())
+        assert row.reward == {"score": reward}
+        assert reward_post_process(args, [row]) == ([reward], [0.0])
+        made = await vime.generate(args, sample_of(name), sampling_params(), evaluation=True)
+        assert made.reward == {"solved": reward}
 
 
 @pytest.mark.slow

@@ -65,10 +65,10 @@ async def generate(flavor: Flavor, args: Any, sample: Any, sampling_params: dict
         task = state.rollouts.task(_task_id(sample))
         done = await _unless(_aborted(flavor, args), state.rollouts.episode(task, sampling))
     except TaskError as error:
-        return _give(sample, [], str(error), evaluation)
+        return _give(args, sample, [], str(error), evaluation)
     if done is None:
-        return _give(sample, [], "the trainer ended the rollout", evaluation)
-    return _give(sample, _fields(done), _why(done), evaluation)
+        return _give(args, sample, [], "the trainer ended the rollout", evaluation)
+    return _give(args, sample, _fields(done), _why(done), evaluation)
 
 
 def sampling_of(params: dict[str, Any], *, evaluation: bool) -> SamplingParams:
@@ -161,13 +161,17 @@ def _why(done: Done) -> str:
     return f"{result.failure or 'no trained token'}: {result.detail}".rstrip(": ")
 
 
-def _give(sample: Any, rows: list[dict[str, Any]], why: str, evaluation: bool) -> Any:
+def _give(args: Any, sample: Any, rows: list[dict[str, Any]], why: str, evaluation: bool) -> Any:
     """Copies of the trainer's sample with the fields of each row; an evaluation counts an episode once."""
     if not rows:
         log.warning("rollout %s of group %s gave nothing: %s", sample.index, sample.group_index, why)
     rollout_id = sample.rollout_id if sample.rollout_id is not None else sample.index
-    given = [_with_fields(sample, {"rollout_id": rollout_id, **row}) for row in rows or [aborted_fields(why)]]
     validate([{**row, "rollout_id": rollout_id, "group_index": sample.group_index} for row in rows])
+    key = (getattr(args, "eval_reward_key", None) if evaluation else None) or getattr(args, "reward_key", None)
+    given = []
+    for row in rows or [aborted_fields(why)]:
+        reward = {key: row["reward"]} if key else row["reward"]
+        given.append(_with_fields(sample, {**row, "rollout_id": rollout_id, "reward": reward}))
     if not evaluation:
         return given
     return next((s for s in given if s.metadata["sandlot"].get("branch") == "main"), given[0])

@@ -59,6 +59,8 @@ class VerlEngine:
             params["seed"] = sampling.seed
         try:
             output = await self._client.generate(session_id, prompt_ids=list(prompt_ids), sampling_params=params)
+        except EngineError:
+            raise
         except Exception as error:  # whatever Ray and the server raise
             raise EngineError(f"verl's server failed: {type(error).__name__}: {error}") from error
         ids = tuple(int(i) for i in output.token_ids)
