@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
-from sandlot.cli.common import JsonFlag, console, grade_all, print_json
-from sandlot.errors import ConfigError
-from sandlot.tasks import Task, load_tasks
+from sandlot.cli.common import JsonFlag, console, print_json, ticking
+from sandlot.errors import ConfigError, TaskError
+from sandlot.grading.check import Checked, check_tasks
+from sandlot.sandbox import SANDBOXES
+from sandlot.tasks import Task, load_all, load_tasks
+from sandlot.tasks.convert import write_rows
+from sandlot.tasks.load import form_and_path
 
 group = typer.Typer(help="Look at tasks, and prove that they can be trained on.", no_args_is_help=True)
-Source = Annotated[str, typer.Argument(help="`bundled`, a task directory, or a .jsonl of rows.")]
+Source = Annotated[
+    str, typer.Argument(help="`bundled`, a task directory (ours or Harbor's), a file of rows, or `form:path`.")
+]
 
 
 @group.command("list")
@@ -44,29 +55,87 @@ def check(
     source: Source = "bundled",
     only: Annotated[list[str] | None, typer.Option("--only", help="This task only; may be given again.")] = None,
     sandbox: Annotated[str, typer.Option(help="Sandbox backend.")] = "local",
-    concurrency: Annotated[int, typer.Option("-j", min=1, help="Gradings at once.")] = 2,
+    jobs: Annotated[int, typer.Option("-j", "--jobs", min=1, help="Gradings at once.")] = 2,
+    cheats: Annotated[bool, typer.Option("--cheats/--no-cheats", help="Try the built-in cheats.")] = True,
+    out: Annotated[
+        Path | None, typer.Option(help="A .jsonl that names the tasks that hold; load it like any source.")
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Prove each task: its gold patch solves it, and the empty patch does not. Exit 1 when one fails."""
-    tasks = [task for task in load_tasks(source) if not only or task.id in only]
-    jobs = [*((task, task.gold_patch or b"") for task in tasks), *((task, b"") for task in tasks)]
-    verdicts = grade_all(jobs, sandbox, concurrency)
-    gold, empty = verdicts[: len(tasks)], verdicts[len(tasks) :]
-    rows = []
-    for task, with_gold, with_nothing in zip(tasks, gold, empty, strict=True):
-        fine = task.gold_patch is not None and with_gold.solved and with_nothing.reward == 0
-        why = "" if fine else "no gold patch" if task.gold_patch is None else with_gold.detail or with_nothing.detail
-        rows.append({"task": task.id, "gold": with_gold.reward, "empty": with_nothing.reward, "ok": fine, "why": why})
+    """Prove each task: its solution earns 1, twice the same; nothing and cheats earn 0. Exit 1 when one fails."""
+    loaded = load_all(source)
+    tasks = [task for task in loaded.tasks if not only or task.id in only]
+    if only and (unknown := sorted(set(only) - {task.id for task in tasks})):
+        raise ConfigError(
+            f"there is no task called {unknown[0]!r} in {source}; `sandlot tasks list {source}` names them"
+        )
+    refused = () if only else loaded.refused
+    rows = asyncio.run(_check(tasks, sandbox, jobs, cheats))
+    if out is not None:
+        _select(source, [row.task for row in rows if row.ok], out)
     if as_json:
-        print_json(rows)
+        print_json([row.as_row() for row in rows] + [{"task": None, "ok": False, "faults": [str(e)]} for e in refused])
     else:
-        table = Table("task", "gold patch", "empty patch", "", "why")
-        for row in rows:
-            shown = ["ungraded" if row[k] is None else f"{row[k]:g}" for k in ("gold", "empty")]
-            table.add_row(str(row["task"]), *shown, "[green]ok[/]" if row["ok"] else "[red]no[/]", str(row["why"]))
-        console.print(table)
-    if not all(row["ok"] for row in rows):
+        _show_checks(rows, refused)
+    if refused or not all(row.ok for row in rows):
         raise typer.Exit(1)
+
+
+@group.command()
+def convert(
+    source: Annotated[str, typer.Argument(help="Tasks of any form.")],
+    out: Annotated[Path, typer.Argument(help="The .jsonl file to write; repositories go to a directory beside it.")],
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out what cannot be used.")] = False,
+) -> None:
+    """Write the tasks of SOURCE as rows of one form, which load as the same tasks."""
+    if out.suffix != ".jsonl":
+        raise ConfigError(f"{out}: rows are written to a .jsonl file")
+    tasks = load_tasks(source, skip_bad=skip_bad)
+    write_rows(tasks, out)
+    console.print(f"{len(tasks)} tasks written to {out}", highlight=False)
+
+
+async def _check(tasks: list[Task], sandbox: str, jobs: int, cheats: bool) -> list[Checked]:
+    backend = SANDBOXES.get(sandbox)()
+    count = 0
+    try:
+        with ticking("checking") as tick:
+            tick(0, len(tasks))
+
+            def done(row: Checked) -> None:
+                nonlocal count
+                count += 1
+                tick(count, len(tasks))
+
+            return await check_tasks(tasks, backend, jobs=jobs, cheats=cheats, done=done)
+    finally:
+        await backend.close()
+
+
+def _show_checks(rows: list[Checked], refused: tuple[TaskError, ...]) -> None:
+    table = Table("task", "solution", "again", "nothing", "cheats", "", "why")
+    for row in rows:
+        shown = ["-" if value is None else f"{value:g}" for value in (row.gold, row.again, row.empty)]
+        held = sum(value == 0 for value in row.cheats.values())
+        cheats = f"{held}/{len(row.cheats)} earn 0" if row.cheats else "-"
+        table.add_row(
+            row.task, *shown, cheats, "[green]ok[/]" if row.ok else "[red]no[/]", escape("\n".join(row.faults))
+        )
+    for error in refused:
+        table.add_row("-", "-", "-", "-", "-", "[red]no[/]", escape(str(error)))
+    console.print(table)
+
+
+def _select(source: str, ids: list[str], out: Path) -> None:
+    """Write a selection: the tasks by their source, told from where the file lies, and id."""
+    form, path = form_and_path(source)
+    place = os.path.relpath(path, out.parent)
+    if source == "bundled":
+        place = source
+    elif source.startswith(f"{form}:"):
+        place = f"{form}:{place}"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text("".join(json.dumps({"source": place, "id": name}) + "\n" for name in ids), encoding="utf-8")
 
 
 def _facts(task: Task) -> dict[str, str]:

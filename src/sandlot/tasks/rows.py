@@ -3,7 +3,7 @@
 The grader is one of `swepro`, `eval_cmd` and `remote_env_info.f2p_script`. Beside the form's own keys a row may
 name a repository next to the file (`metadata.repository = {"fast_export" | "directory", "base"}`) when its image
 is `host`, and `metadata.gold_patch`, `metadata.files` (hidden files, path to text), `metadata.limits` and
-`metadata.options`.
+`metadata.options`; rows that `sandlot tasks convert` wrote have `metadata.grading`, which holds any form.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sandlot.tasks.convert import read_grading, read_mutation
 from sandlot.tasks.row import Row
 from sandlot.tasks.task import CommandGrading, Grading, ScriptGrading, SweProGrading, Task
 
@@ -33,6 +34,10 @@ _KNOWN = frozenset(
         "files",
         "limits",
         "options",
+        "grading",
+        "mutation",
+        "hidden",
+        "python",
         "protected",
         "timeout",
     )
@@ -94,7 +99,8 @@ def _task(row: _Row) -> Task:
     repository = row.repository(metadata, "metadata.repository")
     if image == "host" and repository is None:
         raise row.error("metadata.repository", "the image 'host' holds no repository, so one must be named here")
-    gold = row.text(metadata, "gold_patch", "metadata.gold_patch")
+    gold = metadata.get("gold_patch")
+    mutation = row.object(metadata, "mutation", "metadata.mutation")
     return Task(
         id=_identity(row),
         statement=statement,
@@ -106,7 +112,10 @@ def _task(row: _Row) -> Task:
         protected=row.strings(metadata, "metadata", "protected"),
         limits=row.limits(metadata, "metadata.limits"),
         options=row.options(metadata, "metadata.options"),
-        gold_patch=gold.encode() if gold else None,
+        gold_patch=row.content(gold, "metadata.gold_patch") if gold else None,
+        mutation=read_mutation(row, mutation, "metadata.mutation") if mutation else None,
+        hidden=row.strings(metadata, "metadata", "hidden"),
+        python=row.text(metadata, "python", "metadata.python"),
         metadata=_rest(row),
     )
 
@@ -161,6 +170,8 @@ def _setup(row: _Row) -> tuple[str, ...]:
 def _grading(row: _Row) -> Grading:
     """The row's grader, in the form's own order of precedence."""
     metadata = row.metadata
+    if spec := row.object(metadata, "grading", "metadata.grading"):
+        return read_grading(row, spec, "metadata.grading")
     if metadata.get("swepro"):
         return _swepro(row, metadata["swepro"])
     if command := row.text(metadata, "eval_cmd", "metadata.eval_cmd"):
