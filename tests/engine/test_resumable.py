@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from sandlot.engine import Engine, EngineInfo, Generation, SamplingParams, VersionSpan, checked
 from sandlot.engine.aborted import EngineAbortedError, aborted
 from sandlot.engine.embedded.backend import EmbeddedBackend
-from sandlot.engine.resumable import ResumableEngine
+from sandlot.engine.resumable import PauseMode, ResumableEngine
 from sandlot.engine.server import make_app
 from sandlot.engine.sglang import SglangEngine
 from sandlot.engine.vllm import VllmEngine
@@ -195,6 +196,27 @@ async def test_a_drain_waits_and_a_pause_holds_back_what_comes() -> None:
     await resumable.pause()
 
 
+@pytest.mark.parametrize("mode", ["drain", "abort"])
+async def test_a_resume_before_the_engine_is_idle_ends_the_pause_with_an_error(mode: PauseMode) -> None:
+    class Deaf(Cutting):
+        async def abort(self, request_id: str) -> None: ...
+
+    engine = Deaf([4])
+    resumable = ResumableEngine(engine)
+    call = asyncio.ensure_future(resumable.generate([1], SamplingParams(), request_id="r", session_id="s"))
+    await engine.reached.wait()
+    pausing = asyncio.ensure_future(resumable.pause(mode))
+    await asyncio.sleep(0.02)
+    assert not pausing.done()
+    resumable.resume("1")
+    with pytest.raises(ConfigError, match="pause again"):
+        await pausing
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    await resumable.pause(mode)
+
+
 async def test_an_engine_that_cannot_abort_says_so_and_stays_open() -> None:
     class Without:
         info = score = close = generate = None
@@ -219,8 +241,8 @@ class Served:
 
 
 @pytest_asyncio.fixture(params=["vllm", "sglang"])
-async def served(request: pytest.FixtureRequest, tmp_path: object) -> AsyncIterator[Served]:
-    model = make_toy_model(tmp_path / "model")  # type: ignore[operator]
+async def served(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Served]:
+    model = make_toy_model(tmp_path / "model")
     if request.param == "sglang":
         async with sglang(model, max_context=4096) as (url, told):
             assert isinstance(told.backend, EmbeddedBackend)
@@ -285,3 +307,48 @@ async def test_an_abort_from_outside_is_refused(served: Served) -> None:
     await served.client.abort("r")
     with pytest.raises(EngineEvidenceError, match="abort"):
         await task
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(engines.VLLM_PYTHON is None, reason="SANDLOT_TEST_VLLM_PYTHON names no vLLM interpreter")
+async def test_a_real_vllm_is_cut_off_and_goes_on(tmp_path: Path) -> None:
+    model = make_toy_model(tmp_path / "model")
+    prompt = [5, 6, 7, 8]
+
+    async def cut(engine: ResumableEngine, url: str, **params: float | int) -> tuple[Generation, int]:
+        sampling = SamplingParams(max_tokens=1500, **params)  # type: ignore[arg-type]
+        task = asyncio.ensure_future(engine.generate(prompt, sampling, request_id="r", session_id="s"))
+        cuts = 0
+        while not task.done() and cuts < 3:
+            await asyncio.sleep(0.1)
+            await engine.pause("abort")
+            assert await engines.running_requests(url) == 0
+            cuts += not task.done()
+            engine.resume(f"v{cuts}")
+        done = await task
+        checked(done, logprob_ids=done.output_ids, reported_tokens=len(done.output_ids))
+        return done, cuts
+
+    async with engines.vllm(model, tmp_path, max_context=2048, logprobs_mode="processed_logprobs") as url:
+        client = VllmEngine(url)
+        resumable = ResumableEngine(client)
+        try:
+            # The likeliest tokens go round in a circle and never end a turn; sampled ones may at once.
+            done, cuts = await cut(resumable, url, top_k=1)
+            assert (cuts, len(done.output_ids), done.finish_reason) == (3, 1500, "length")
+            for _ in range(20):
+                done, cuts = await cut(resumable, url)
+                if cuts:
+                    break
+            assert cuts
+            scores = await client.score([*prompt, *done.output_ids])
+            assert scores[len(prompt) - 1 :] == pytest.approx(done.logprobs, abs=1e-3)
+            endless = SamplingParams(max_tokens=1900, top_k=1)
+            task = asyncio.ensure_future(resumable.generate(prompt, endless, request_id="x", session_id="s"))
+            await engines.until_running(url, lambda n: n == 1)
+            await client.abort("x")
+            with pytest.raises(EngineAbortedError, match="refused"):
+                await task
+        finally:
+            await client.close()
