@@ -83,8 +83,8 @@ class RunConfig(BaseSettings):
     """A run: which tasks, which agents, which policy, how often, where to.
 
     `engine` is `embedded`, `scripted`, or the URL of a server that speaks `engine_kind`'s token-in/token-out protocol
-    (several, with commas between, are replicas of one model); `model`
-    the checkpoint directory whose tokenizer and chat template render the prompts (None: the embedded model).
+    (several, with commas between, are replicas of one model); `model` the checkpoint directory whose tokenizer and chat
+    template render the prompts (None: the embedded model).
     `attempts` is the size of a group; `concurrency` the episodes at once (0: chosen by the machine). An episode lost
     to infrastructure is repeated up to `retries` times; the run stops when more than `max_infra_share` of the episodes
     ended so.

@@ -14,6 +14,8 @@ import numpy as np
 
 _FIRST_WAIT_S = 0.5
 _LONGEST_WAIT_S = 15.0
+_LONGEST_ASKED_S = 120.0
+"""The longest `Retry-After` that is kept; a server that asks for more is asked again after this."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ async def _one(number: int, job: Job, retries: int, begin: float) -> Result:
                     number, job.name, job.kind, False, tries, started, latency, error.status, error=str(error)
                 )
             after = error.after_s if error.after_s is not None else wait * random.uniform(0.5, 1.0)
-            await asyncio.sleep(min(after, _LONGEST_WAIT_S))
+            await asyncio.sleep(min(after, _LONGEST_ASKED_S))
             wait = min(wait * 2, _LONGEST_WAIT_S)
             continue
         return Result(
