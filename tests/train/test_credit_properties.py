@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sandlot.train.credit import CreditConfig, credit, denominator
@@ -12,6 +12,9 @@ from sandlot.train.loss import policy_loss
 from sandlot.train.offpolicy import Correction
 from sandlot.trajectory.sample import Sample
 from support.rows import batches, renumbered, split_row
+
+# Each example runs credit, correction and loss several times.
+some = settings(max_examples=min(settings.default.max_examples, 400) if settings.default else 100)
 
 configs = st.builds(
     CreditConfig,
@@ -65,6 +68,7 @@ def gradients(rows: list[Sample], config: CreditConfig, correction: Correction |
     return found
 
 
+@some
 @given(batches(), configs, corrections, st.randoms(use_true_random=False))
 def test_shuffled_rows_give_the_same_gradient(rows, config, correction, random) -> None:  # type: ignore[no-untyped-def]
     want = gradients(rows, config, correction)
@@ -73,6 +77,7 @@ def test_shuffled_rows_give_the_same_gradient(rows, config, correction, random) 
     assert gradients(shuffled, config, correction) == pytest.approx(want, abs=1e-9)
 
 
+@some
 @given(batches(), configs, corrections, st.data())
 def test_episodes_in_more_rows_give_the_same_gradient(rows, config, correction, data) -> None:  # type: ignore[no-untyped-def]
     parts: list[Sample] = []
@@ -84,6 +89,7 @@ def test_episodes_in_more_rows_give_the_same_gradient(rows, config, correction, 
     )
 
 
+@some
 @given(batches(), batches("h"), configs, corrections)
 def test_unrelated_groups_change_nothing_but_the_denominator(rows, others, config, correction) -> None:  # type: ignore[no-untyped-def]
     alone = gradients(rows, config, correction, scale=False)
@@ -91,6 +97,7 @@ def test_unrelated_groups_change_nothing_but_the_denominator(rows, others, confi
     assert {key: together[key] for key in alone} == pytest.approx(alone, abs=1e-9)
 
 
+@some
 @given(batches(), configs)
 def test_credit_is_finite_and_touches_nothing_else(rows, config) -> None:  # type: ignore[no-untyped-def]
     done = credit(rows, config, turn_rewards=turn_rewards(rows))
@@ -108,6 +115,7 @@ def test_credit_is_finite_and_touches_nothing_else(rows, config) -> None:  # typ
         assert denominator(done.samples) == pytest.approx(len({s.episode_id for s in done.samples}))
 
 
+@some
 @given(batches(), st.sampled_from((None, Correction.tis(), Correction.icepop(0.9, 1.1))))
 def test_the_gradient_is_the_derivative_of_the_value(rows, correction) -> None:  # type: ignore[no-untyped-def]
     done = credit(rows).samples

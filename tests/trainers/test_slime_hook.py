@@ -203,7 +203,7 @@ async def test_a_whole_batch_at_once(args: SimpleNamespace) -> None:
 
 @pytest.mark.slow
 @pytest.mark.npm
-@pytest.mark.parametrize("agent", ["claude-code", "pi"])
+@pytest.mark.parametrize("agent", [name for name in ("claude-code", "codex", "pi") if name in HARNESSES.names()])
 async def test_real_agents_give_rows_that_train(args: SimpleNamespace, agent: str) -> None:
     use_agent(args, agent)
     rows = await vime.generate(args, sample_of(), sampling_params(max_new_tokens=None))
