@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any
 
 from sandlot.chat.messages import CallStatus, Message, Tool, canonical_json, digest, tools_digest
@@ -33,15 +34,28 @@ class Match:
     path: tuple[bytes, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Own:
-    """A recorded turn: the key it was sampled under, the key after it, and what the agent was told."""
+    """A recorded turn: the key it was sampled under, the key after it, and what the agent was told.
+
+    `echo` is the last message that was found to be this turn: histories come again and again.
+    """
 
     id: str
     key: bytes
     after: bytes
     told: Message
     statuses: tuple[CallStatus, ...]
+    echo: Message | None = None
+
+    def edited(self, message: Message) -> str | None:
+        """See `_edited`."""
+        if message is self.echo:
+            return None
+        difference = _edited(message, self)
+        if difference is None:
+            self.echo = message
+        return difference
 
 
 @dataclass
@@ -65,7 +79,7 @@ class Continuity:
             if own is not None:
                 key, found = own.after, (own.id, i)
             else:
-                key = digest(key, message.digest)
+                key = blake2b(key + message.digest, digest_size=16).digest()
             path.append(key)
         turn, at = found if found else (None, -1)
         new = tuple(messages[at + 1 :])
@@ -100,7 +114,8 @@ class Continuity:
         return self._own[turn_id].told
 
     def _find(self, message: Message, key: bytes, index: int, edits: list[str]) -> _Own | None:
-        marked = {self._marks[m] for m in message.marks if m in self._marks}
+        marks = self._marks
+        marked = {marks[mark] for mark in message.marks if mark in marks}
         if len(marked) > 1:
             edits.append(f"message {index} joins pieces of {len(marked)} turns")
             return None
@@ -108,14 +123,14 @@ class Continuity:
             own = self._own[marked.pop()]
             if own.key != key:
                 return None  # the history before it was edited: `_fork_reason` names the first difference
-            if difference := _edited(message, own):
+            if difference := own.edited(message):
                 edits.append(f"message {index}: {difference} of turn {own.id}")
                 return None
             return own
         # The oldest of several equal answers, so that a request means the same whenever it comes.
         for turn_id in self._under.get(key, ()):
             own = self._own[turn_id]
-            if _edited(message, own) is None:
+            if own.edited(message) is None:
                 return own
         return None
 

@@ -101,10 +101,15 @@ class Tool:
         body = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": body}
 
+    @cached_property
+    def digest(self) -> bytes:
+        """16-byte hash of what a template can show of it."""
+        return digest(canonical_json([self.name, self.description, self.parameters]))
+
 
 def tools_digest(tools: tuple[Tool, ...]) -> bytes:
     """16-byte hash of the offered tools, in order (templates render them in order)."""
-    return digest(*(canonical_json([t.name, t.description, t.parameters]) for t in tools))
+    return digest(*(tool.digest for tool in tools))
 
 
 CallStatus = Literal["ok", "invalid_arguments", "unclosed", "missing_name", "unknown_tool"]

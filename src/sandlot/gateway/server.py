@@ -60,7 +60,7 @@ class _Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
             try:
                 session = self._session(request)
-                asked = await self._parse(wire, request)
+                asked = await self._parse(wire, session, request)
                 if asked.stream:
                     return await self._stream(wire, session, asked, request)
                 told = await self._turn(session, asked, wire)
@@ -78,7 +78,7 @@ class _Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
             try:
                 session = self._session(request)
-                count = await session.count_tokens(await self._parse(wire, request))
+                count = await session.count_tokens(await self._parse(wire, session, request))
             except WireError as error:
                 return _refused(wire, error)
             return web.Response(body=wire.count_body(count), content_type=_JSON)
@@ -118,14 +118,14 @@ class _Handler:
             raise WireError("authentication", "this API key opens another session than the one the path names")
         return session
 
-    async def _parse(self, wire: Wire, request: web.Request) -> ChatRequest:
+    async def _parse(self, wire: Wire, session: Session, request: web.Request) -> ChatRequest:
         try:
             raw = await request.read()
         except web.HTTPRequestEntityTooLarge as error:
             cap = self._gateway.limits.body_bytes
             raise WireError("too_large", f"the request body is larger than {cap} bytes") from error
         try:
-            body = msgspec.json.decode(raw)
+            body = session.bodies.decode(raw, wire.name)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise WireError("invalid_request", f"the request body is no JSON: {error}") from error
         headers = {name.lower(): value for name, value in request.headers.items()}

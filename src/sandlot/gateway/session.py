@@ -26,6 +26,7 @@ from sandlot.chat.messages import CallStatus, Message, ToolCall, digest
 from sandlot.engine.base import Engine, Generation, SamplingParams
 from sandlot.engine.ids import PromptIds
 from sandlot.errors import ContextOverflowError, EngineError, SandlotError
+from sandlot.gateway.bodies import Bodies
 from sandlot.gateway.limits import SessionLimits
 from sandlot.gateway.prompts import Prompts
 from sandlot.gateway.wire.base import Answer, ChatRequest, Head, WireError
@@ -159,6 +160,7 @@ class Session:
         self.delivered_turns: set[str] = set()
         self.sealed = False
         self._recorder = recorder
+        self.bodies = Bodies()
         self._continuity = Continuity()
         self._prompts = Prompts(self.tree)
         self._gate = gate

@@ -7,13 +7,12 @@ differs from conversation to conversation and says nothing to the model.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sandlot.chat.messages import Message, ParsedCall, Tool, ToolCall
 from sandlot.gateway.wire.base import Answer, ChatRequest, ErrorKind, Head, WireError
 from sandlot.gateway.wire.canon import (
-    Transcript,
     block_text,
     blocks_of,
     branch_of,
@@ -29,6 +28,7 @@ from sandlot.gateway.wire.canon import (
     visible,
 )
 from sandlot.gateway.wire.framing import arguments_object, arguments_text, encode, event, sent
+from sandlot.gateway.wire.transcript import Result, Step, Transcript, made_of
 
 _BILLING = "x-anthropic-billing-header:"
 _STOP_REASON = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
@@ -131,16 +131,19 @@ def _messages(body: Mapping[str, Any]) -> tuple[Message, ...]:
     if system := _system(body.get("system")):
         transcript.add(Message("system", system))
     for where, message in messages_of(body):
-        role, content = message.get("role"), message.get("content")
-        if role == "user":
-            _add_user(transcript, content, where)
-        elif role == "assistant":
-            transcript.add(_assistant(content, where))
-        elif role in ("system", "developer"):
-            transcript.add(Message("system", text_of(content, f"{where}.content")))
-        else:
-            raise invalid(f"{where}.role", f"{role!r} is unknown; it must be user, assistant or system")
+        transcript.take(message, where, _steps)
     return transcript.done()
+
+
+def _steps(message: Mapping[str, Any], where: str) -> Sequence[Step]:
+    role, content = message.get("role"), message.get("content")
+    if role == "user":
+        return _user(content, where)
+    if role == "assistant":
+        return (_assistant(content, where),)
+    if role in ("system", "developer"):
+        return (Message("system", text_of(content, f"{where}.content")),)
+    raise invalid(f"{where}.role", f"{role!r} is unknown; it must be user, assistant or system")
 
 
 def _system(content: Any) -> str:
@@ -151,9 +154,9 @@ def _system(content: Any) -> str:
     return join_text(texts)
 
 
-def _add_user(transcript: Transcript, content: Any, where: str) -> None:
+def _user(content: Any, where: str) -> Sequence[Step]:
     texts: list[str] = []
-    results = 0
+    results: list[Step] = []
     for i, block in enumerate(blocks_of(content, f"{where}.content")):
         place = f"{where}.content.{i}"
         if not isinstance(block, dict) or block.get("type") != "tool_result":
@@ -162,11 +165,9 @@ def _add_user(transcript: Transcript, content: Any, where: str) -> None:
         if not (call_id := string(block.get("tool_use_id"))):
             raise invalid(f"{place}.tool_use_id", "a tool result must name its call by id")
         text = text_of(block.get("content"), f"{place}.content")
-        transcript.result(place, call_id, text, is_error=block.get("is_error") is True)
-        results += 1
+        results.append(Result(f".content.{i}", call_id, text, is_error=block.get("is_error") is True))
     text = join_text(texts)
-    if text or not results:
-        transcript.add(Message("user", text))
+    return [*results, Message("user", text)] if text or not results else results
 
 
 def _assistant(content: Any, where: str) -> Message:
@@ -200,11 +201,13 @@ def _tools(tools: Any) -> tuple[Tool, ...]:
         return ()
     if not isinstance(tools, list):
         raise invalid("tools", "it must be a list")
-    return tuple(
-        Tool(name, string(tool.get("description")), tool["input_schema"])
-        for tool in tools
-        if isinstance(tool, dict) and (name := string(tool.get("name"))) and isinstance(tool.get("input_schema"), dict)
-    )
+    made = (made_of(tool, f"tools.{i}", _tool) for i, tool in enumerate(tools) if isinstance(tool, dict))
+    return tuple(tool for tool in made if tool is not None)
+
+
+def _tool(tool: Mapping[str, Any], where: str) -> Tool | None:
+    name, schema = string(tool.get("name")), tool.get("input_schema")
+    return Tool(name, string(tool.get("description")), schema) if name and isinstance(schema, dict) else None
 
 
 def _tool_use(call_id: str, call: ParsedCall, arguments: dict[str, Any]) -> dict[str, Any]:

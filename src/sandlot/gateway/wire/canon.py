@@ -1,4 +1,4 @@
-"""What the wires share on the way in: text of content, arguments of calls, results in call order.
+"""What the wires share on the way in: text of content, arguments of calls, fields of a request.
 
 The canonical form, on every wire:
 - Text blocks of one message are joined by one newline and empty ones left out, so a string, a list of one block
@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from sandlot.chat.messages import Message, Tool, ToolCall, canonical_json
+from sandlot.chat.messages import Tool, canonical_json
 from sandlot.gateway.wire.base import WireError
 
 
@@ -164,67 +164,3 @@ def branch_of(headers: Mapping[str, str], tools: Sequence[Tool]) -> str:
     if '"request_kind":"compaction"' in headers.get("x-codex-turn-metadata", "").replace(" ", ""):
         return "side"
     return "main" if tools else "side"
-
-
-class Transcript:
-    """Builds the canonical messages: pairs each tool result with its call and puts results into call order.
-
-    Clients send the results of parallel calls in the order in which they ended; templates that show no ids would
-    then let the model read the answers swapped. So each unbroken run of results is sorted by the place of its calls.
-    """
-
-    def __init__(self) -> None:
-        self._messages: list[Message] = []
-        self._run: list[tuple[int, Message]] = []
-        self._place: dict[str, tuple[int, ToolCall]] = {}
-        self._named: dict[str, tuple[int, ToolCall]] = {}
-        self._open: list[tuple[int, ToolCall]] = []
-        self._count = 0
-
-    def add(self, message: Message) -> None:
-        """Append a message that is no tool result."""
-        self._end_run()
-        self._messages.append(message)
-        if message.role != "assistant":
-            return
-        self._open = []
-        for call in message.tool_calls:
-            self._open.append((self._count, call))
-            self._named[call.name] = (self._count, call)
-            if call.id:
-                self._place[call.id] = (self._count, call)
-            self._count += 1
-
-    def result(self, where: str, call_id: str, text: str, *, name: str = "", is_error: bool = False) -> None:
-        """Append the result of an earlier call, which is found by its id or, where the dialect has none, by `name`."""
-        place, call = self._pair(where, call_id, name)
-        message = Message("tool", text, tool_call_id=call.id, tool_name=call.name, is_error=is_error)
-        self._run.append((place, message))
-
-    def knows(self, call_id: str) -> bool:
-        """Whether an earlier assistant message makes this call."""
-        return call_id in self._place
-
-    def done(self) -> tuple[Message, ...]:
-        """All messages."""
-        self._end_run()
-        return tuple(self._messages)
-
-    def _pair(self, where: str, call_id: str, name: str) -> tuple[int, ToolCall]:
-        for i, (place, call) in enumerate(self._open):
-            if call.id == call_id if call_id else name in ("", call.name):
-                del self._open[i]
-                return place, call
-        if call_id in self._place:
-            return self._place[call_id]
-        if call_id:
-            raise invalid(where, f"this is the result of call {call_id!r}, but no earlier assistant message makes it")
-        if name in self._named:  # the same result once more, as a client that resumes may send it
-            return self._named[name]
-        raise invalid(where, "a tool result must name its call by id")
-
-    def _end_run(self) -> None:
-        if self._run:
-            self._run.sort(key=lambda entry: entry[0])
-            self._messages.extend(message for _, message in self._run)
-            self._run = []

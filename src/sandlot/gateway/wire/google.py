@@ -15,7 +15,6 @@ from urllib.parse import parse_qs, unquote
 from sandlot.chat.messages import Message, Tool, ToolCall, canonical_json
 from sandlot.gateway.wire.base import Answer, ChatRequest, ErrorKind, Head, WireError
 from sandlot.gateway.wire.canon import (
-    Transcript,
     branch_of,
     invalid,
     is_retry,
@@ -28,6 +27,7 @@ from sandlot.gateway.wire.canon import (
     visible,
 )
 from sandlot.gateway.wire.framing import arguments_object, encode, event, sent
+from sandlot.gateway.wire.transcript import Result, Step, Transcript, made_of
 
 _TARGET = re.compile(r"/models/([^?]+):(\w+)(?:\?(.*))?$")
 _FINISH = {"stop": "STOP", "tool_calls": "STOP", "length": "MAX_TOKENS"}
@@ -141,40 +141,34 @@ def _messages(body: Mapping[str, Any]) -> tuple[Message, ...]:
     if not isinstance(contents, list) or not contents:
         raise invalid("contents", "it must be a list of at least one content")
     for i, content in enumerate(contents):
-        where = f"contents.{i}"
-        role = content.get("role") if isinstance(content, dict) else None
-        parts = _parts_of(content, where)
-        if role == "model":
-            transcript.add(_model(parts))
-        elif role in (None, "", "user", "function", "tool"):
-            _add_user(transcript, parts, where)
-        elif role == "system":
-            transcript.add(Message("system", join_text(_text(part) for part in parts)))
-        else:
-            raise invalid(f"{where}.role", f"{role!r} is unknown; it must be user or model")
+        transcript.take(content, f"contents.{i}", _steps)
     return transcript.done()
 
 
-def _add_user(transcript: Transcript, parts: Sequence[dict[str, Any]], where: str) -> None:
+def _steps(content: Any, where: str) -> Sequence[Step]:
+    role = content.get("role") if isinstance(content, dict) else None
+    parts = _parts_of(content, where)
+    if role == "model":
+        return (_model(parts),)
+    if role in (None, "", "user", "function", "tool"):
+        return _user(parts)
+    if role == "system":
+        return (Message("system", join_text(_text(part) for part in parts)),)
+    raise invalid(f"{where}.role", f"{role!r} is unknown; it must be user or model")
+
+
+def _user(parts: Sequence[dict[str, Any]]) -> Sequence[Step]:
     texts: list[str] = []
-    results = 0
+    results: list[Step] = []
     for i, part in enumerate(parts):
         if not isinstance(response := _get(part, "functionResponse"), dict):
             texts.append(_text(part))
             continue
-        call_id = string(response.get("id"))
+        call_id, name = string(response.get("id")), string(response.get("name"))
         text, is_error = _result(response.get("response"))
-        transcript.result(
-            f"{where}.parts.{i}",
-            call_id if transcript.knows(call_id) else "",
-            text,
-            name=string(response.get("name")),
-            is_error=is_error,
-        )
-        results += 1
+        results.append(Result(f".parts.{i}", call_id, text, name, is_error, may_be_foreign=True))
     text = join_text(texts)
-    if text or not results:
-        transcript.add(Message("user", text))
+    return [*results, Message("user", text)] if text or not results else results
 
 
 def _model(parts: Sequence[dict[str, Any]]) -> Message:
@@ -230,13 +224,20 @@ def _tools(declared: Any) -> tuple[Tool, ...]:
         raise invalid("tools", "it must be a list")
     tools: list[Tool] = []
     for entry in declared:
-        functions = _get(entry, "functionDeclarations") if isinstance(entry, dict) else None
-        for function in functions if isinstance(functions, list) else []:
-            if isinstance(function, dict) and (name := string(function.get("name"))):
-                schema = _get(function, "parametersJsonSchema") or _json_schema(function.get("parameters"))
-                parameters = schema if isinstance(schema, dict) else {}
-                tools.append(Tool(name, string(function.get("description")), parameters))
+        if isinstance(entry, dict):
+            tools += made_of(entry, "tools", _functions)
     return tuple(tools)
+
+
+def _functions(entry: Mapping[str, Any], where: str) -> list[Tool]:
+    tools: list[Tool] = []
+    functions = _get(entry, "functionDeclarations")
+    for function in functions if isinstance(functions, list) else []:
+        if isinstance(function, dict) and (name := string(function.get("name"))):
+            schema = _get(function, "parametersJsonSchema") or _json_schema(function.get("parameters"))
+            parameters = schema if isinstance(schema, dict) else {}
+            tools.append(Tool(name, string(function.get("description")), parameters))
+    return tools
 
 
 def _json_schema(schema: Any) -> Any:

@@ -7,13 +7,12 @@ asks for two answers could not be given one without being misled.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sandlot.chat.messages import Message, ParsedCall, Tool, ToolCall
 from sandlot.gateway.wire.base import Answer, ChatRequest, Head, WireError
 from sandlot.gateway.wire.canon import (
-    Transcript,
     arguments_of,
     branch_of,
     invalid,
@@ -27,6 +26,7 @@ from sandlot.gateway.wire.canon import (
 )
 from sandlot.gateway.wire.framing import arguments_text, encode, event, sent
 from sandlot.gateway.wire.openai_shared import ERRORS, error_object, freeform_text, freeform_tool
+from sandlot.gateway.wire.transcript import Result, Step, Transcript, made_of
 
 _DONE = b"data: [DONE]\n\n"
 
@@ -118,21 +118,22 @@ class ChatWire:
 def _messages(body: Mapping[str, Any]) -> tuple[Message, ...]:
     transcript = Transcript()
     for where, message in messages_of(body):
-        role = message.get("role")
-        if role == "assistant":
-            transcript.add(_assistant(message, where))
-            continue
-        text = text_of(message.get("content"), f"{where}.content")
-        if role in ("system", "developer"):
-            transcript.add(Message("system", text))
-        elif role == "user":
-            transcript.add(Message("user", text))
-        elif role in ("tool", "function"):
-            call_id = string(message.get("tool_call_id"))
-            transcript.result(where, call_id, text, name=string(message.get("name")))
-        else:
-            raise invalid(f"{where}.role", f"{role!r} is unknown; it must be system, user, assistant or tool")
+        transcript.take(message, where, _steps)
     return transcript.done()
+
+
+def _steps(message: Mapping[str, Any], where: str) -> Sequence[Step]:
+    role = message.get("role")
+    if role == "assistant":
+        return (_assistant(message, where),)
+    text = text_of(message.get("content"), f"{where}.content")
+    if role in ("system", "developer"):
+        return (Message("system", text),)
+    if role == "user":
+        return (Message("user", text),)
+    if role in ("tool", "function"):
+        return (Result("", string(message.get("tool_call_id")), text, string(message.get("name"))),)
+    raise invalid(f"{where}.role", f"{role!r} is unknown; it must be system, user, assistant or tool")
 
 
 def _assistant(message: Mapping[str, Any], where: str) -> Message:
@@ -164,16 +165,20 @@ def _tools(body: Mapping[str, Any]) -> tuple[Tool, ...]:
     """Function tools, in either spelling; a freeform tool is shown as a function of one string."""
     tools: list[Tool] = []
     for entry in _objects(body, "tools"):
-        if isinstance(custom := entry.get("custom"), dict) and (name := string(custom.get("name"))):
-            tools.append(freeform_tool(custom, name))
-        elif isinstance(function := entry.get("function"), dict):
-            tools += _function(function)
+        tools += made_of(entry, "tools", _tool)
     for function in _objects(body, "functions"):
-        tools += _function(function)
+        tools += made_of(function, "functions", _function)
     return tuple(tools)
 
 
-def _function(function: Mapping[str, Any]) -> list[Tool]:
+def _tool(entry: Mapping[str, Any], where: str) -> list[Tool]:
+    if isinstance(custom := entry.get("custom"), dict) and (name := string(custom.get("name"))):
+        return [freeform_tool(custom, name)]
+    function = entry.get("function")
+    return _function(function, where) if isinstance(function, dict) else []
+
+
+def _function(function: Mapping[str, Any], where: str) -> list[Tool]:
     if not (name := string(function.get("name"))):
         return []
     parameters = function.get("parameters")

@@ -12,7 +12,6 @@ from typing import Any
 
 from sandlot.chat.messages import Message, Tool, ToolCall
 from sandlot.gateway.wire.canon import (
-    Transcript,
     arguments_of,
     invalid,
     join_text,
@@ -24,6 +23,7 @@ from sandlot.gateway.wire.canon import (
 )
 from sandlot.gateway.wire.framing import encode
 from sandlot.gateway.wire.openai_shared import freeform_tool
+from sandlot.gateway.wire.transcript import Result, Transcript
 
 SEARCH = "tool_search"
 _RESULTS = frozenset({"function_call_output", "custom_tool_call_output", "tool_search_output"})
@@ -104,7 +104,7 @@ class InputReader:
         elif kind in _RESULTS and item.get("call_id"):
             self._end()
             text = self._searched(item, where) if kind == "tool_search_output" else _output(item, where)
-            self._transcript.result(where, string(item.get("call_id")), text)
+            self._transcript.result(where, Result("", string(item.get("call_id")), text))
         elif kind == "item_reference":
             raise invalid(where, "no items are stored here; send store: false and the items themselves")
         else:

@@ -1,0 +1,135 @@
+"""From the messages of a request to canonical ones: each is read once, then results find their calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from sandlot.chat.messages import Message, ToolCall
+from sandlot.gateway.wire.canon import invalid
+
+T = TypeVar("T")
+
+
+class Item(dict[str, Any]):
+    """An element of a request's lists that came with the same bytes before; it keeps what was made of it.
+
+    Its place in the list may differ from request to request, so what is made must not depend on that. Read-only.
+    """
+
+    __slots__ = ("made",)
+    made: Any
+
+
+def made_of(item: Mapping[str, Any], where: str, make: Callable[[Mapping[str, Any], str], T]) -> T:
+    """What `make` makes of an element, made once where the element is known; `where` is for errors only."""
+    if not isinstance(item, Item):
+        return make(item, where)
+    try:
+        made: T = item.made
+    except AttributeError:
+        made = item.made = make(item, where)
+    return made
+
+
+@dataclass(eq=False, slots=True)
+class Result:
+    """A tool result that has yet to find its call, by `call_id` or, where that is empty, by `name`.
+
+    `place` within its message is for errors. `may_be_foreign`: an id of no known call counts as none.
+    """
+
+    place: str
+    call_id: str
+    text: str
+    name: str = ""
+    is_error: bool = False
+    may_be_foreign: bool = False
+    call: ToolCall | None = None
+    message: Message | None = None
+
+    def answering(self, call: ToolCall) -> Message:
+        """The canonical message for the call; the same one for the same call."""
+        if self.message is None or self.call is not call:
+            self.call = call
+            self.message = Message("tool", self.text, tool_call_id=call.id, tool_name=call.name, is_error=self.is_error)
+        return self.message
+
+
+Step = Message | Result
+
+
+class Transcript:
+    """Builds the canonical messages: pairs each tool result with its call and puts results into call order.
+
+    Clients send the results of parallel calls in the order in which they ended; templates that show no ids would
+    then let the model read the answers swapped. So each unbroken run of results is sorted by the place of its calls.
+    """
+
+    def __init__(self) -> None:
+        self._messages: list[Message] = []
+        self._run: list[tuple[int, Message]] = []
+        self._place: dict[str, tuple[int, ToolCall]] = {}
+        self._named: dict[str, tuple[int, ToolCall]] = {}
+        self._open: list[tuple[int, ToolCall]] = []
+        self._count = 0
+
+    def take(
+        self, item: Mapping[str, Any], where: str, read: Callable[[Mapping[str, Any], str], Sequence[Step]]
+    ) -> None:
+        """Append what `read` makes of one message of the request."""
+        for step in made_of(item, where, read):
+            if isinstance(step, Message):
+                self.add(step)
+            else:
+                self.result(where, step)
+
+    def add(self, message: Message) -> None:
+        """Append a message that is no tool result."""
+        if self._run:
+            self._end_run()
+        self._messages.append(message)
+        if message.role != "assistant":
+            return
+        self._open = []
+        for call in message.tool_calls:
+            entry = (self._count, call)
+            self._open.append(entry)
+            self._named[call.name] = entry
+            if call.id:
+                self._place[call.id] = entry
+            self._count += 1
+
+    def result(self, where: str, result: Result) -> None:
+        """Append the result of an earlier call."""
+        place, call = self._pair(where, result)
+        self._run.append((place, result.answering(call)))
+
+    def done(self) -> tuple[Message, ...]:
+        """All messages."""
+        self._end_run()
+        return tuple(self._messages)
+
+    def _pair(self, where: str, result: Result) -> tuple[int, ToolCall]:
+        call_id, name = result.call_id, result.name
+        if result.may_be_foreign and call_id not in self._place:
+            call_id = ""
+        for i, (place, call) in enumerate(self._open):
+            if call.id == call_id if call_id else name in ("", call.name):
+                del self._open[i]
+                return place, call
+        if call_id in self._place:
+            return self._place[call_id]
+        where += result.place
+        if call_id:
+            raise invalid(where, f"this is the result of call {call_id!r}, but no earlier assistant message makes it")
+        if name in self._named:  # the same result once more, as a client that resumes may send it
+            return self._named[name]
+        raise invalid(where, "a tool result must name its call by id")
+
+    def _end_run(self) -> None:
+        if self._run:
+            self._run.sort(key=lambda entry: entry[0])
+            self._messages.extend(message for _, message in self._run)
+            self._run = []
