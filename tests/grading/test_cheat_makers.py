@@ -8,7 +8,6 @@ import pytest
 
 from sandlot.grading.cheats import CHEATS, View, is_test_path, with_code
 
-
 VIEW = View(
     ("tests/test_a.py::test_one[x 1]", "tests/test_a.py::TestB::test_two", "odd name"),
     {"tests/test_a.py": b"x", "conftest.py": b"y"},

@@ -16,6 +16,7 @@ from sandlot.gateway import Gateway, Session, SessionLimits
 from sandlot.grading import Verdict, grade
 from sandlot.grading.runtime import runtime_env, runtime_layers
 from sandlot.harness import Endpoint, Harness
+from sandlot.rollout.calls import suspicion_of
 from sandlot.rollout.outcome import EpisodeResult, Evidence, failure_of
 from sandlot.rollout.progress import Progress
 from sandlot.rollout.recorder import JournalRecorder
@@ -148,6 +149,8 @@ class EpisodeRunner:
                 with ended.timed("agent"):
                     result = await self._agent(spec, sandbox, opened.session, opened.api_key)
                 await asyncio.to_thread(self._log, spec, result)
+                turns, chat = list(opened.session.turns), self.gateway.policy.format
+                ended.facts["suspicion"] = await asyncio.to_thread(suspicion_of, task, turns, chat)
                 ended.failure, ended.detail = self._judge(spec, opened.session, result)
                 if ended.failure is not None and not ended.failure.trainable:
                     return
