@@ -1,6 +1,6 @@
 """SGLang's HTTP face in front of one of our backends, for tests where SGLang itself cannot be installed.
 
-Requests and replies go through SGLang's own definitions of them (`sglang_api_types.py`). The rest follows SGLang
+Requests and replies go through SGLang's own definitions of them (`sglang_types.py`). The rest follows SGLang
 0.5.23: ids are checked for length only (`max_req_input_len`), `max_new_tokens` is clipped silently, aborts go by the
 *beginning* of the id and answer 200 with finish reason `abort`, a duplicate id is refused, a stop reason names the
 token whether it was asked for or is an end of sequence, ordinary logprobs have temperature but no truncation applied,
@@ -22,14 +22,7 @@ from aiohttp.test_utils import TestServer
 from sandlot.engine.backend import Backend, Completion, Request
 from sandlot.engine.base import SamplingParams
 from sandlot.engine.embedded.backend import EmbeddedBackend
-from support.sglang_api_types import (
-    AbortRequest,
-    GenerateRequest,
-    GenerateResponse,
-    GetModelInfoResponse,
-    GetServerInfoResponse,
-    JsonContractError,
-)
+from support.sglang_types import load
 
 RESERVED = 6
 """Tokens that `max_req_input_len` is below the context length."""
@@ -74,8 +67,8 @@ class Sglang:
         self.bodies.append(raw)
         self.routing_keys.append(http.headers.get("X-SMG-Routing-Key"))
         try:
-            body = GenerateRequest.from_json_value(raw)
-        except JsonContractError as e:
+            body = load().GenerateRequest.from_json_value(raw)
+        except load().JsonContractError as e:
             return web.json_response({"error": str(e)}, status=400)
         assert not body.stream
         for name, value in NEUTRAL.items():
@@ -99,10 +92,10 @@ class Sglang:
         finally:
             self.running.discard(rid)
         reply = self._reply(body, rid, done, plain)
-        GenerateResponse.from_json_value(reply)
+        load().GenerateResponse.from_json_value(reply)
         return web.json_response(reply)
 
-    def _request(self, body: GenerateRequest, rid: str) -> Request:
+    def _request(self, body: Any, rid: str) -> Request:
         wants = body.sampling_params
         greedy = wants.temperature == 0
         room = self.backend.info.max_context - 2 - len(body.input_ids)
@@ -117,7 +110,7 @@ class Sglang:
         scored = body.return_logprob and body.logprob_start_len == 0
         return Request(rid, tuple(body.input_ids), sampling, wants.ignore_eos, score_prompt=scored)
 
-    async def _untruncated(self, body: GenerateRequest, rid: str, done: Completion) -> list[float]:
+    async def _untruncated(self, body: Any, rid: str, done: Completion) -> list[float]:
         """The ordinary logprobs. Where truncation matters they are scored again (exact at temperature 1)."""
         if not body.return_sampling_mask or not done.output_ids:
             return list(done.logprobs)
@@ -126,7 +119,7 @@ class Sglang:
         assert again.prompt_logprobs is not None
         return [p or 0.0 for p in again.prompt_logprobs[len(body.input_ids) :]]
 
-    def _reply(self, body: GenerateRequest, rid: str, done: Completion, plain: list[float]) -> dict[str, Any]:
+    def _reply(self, body: Any, rid: str, done: Completion, plain: list[float]) -> dict[str, Any]:
         nothing = body.sampling_params.max_new_tokens == 0
         ids = [] if nothing else list(done.output_ids)
         finish: dict[str, Any] = {"type": done.finish_reason}
@@ -163,7 +156,7 @@ class Sglang:
         return {"text": "", "output_ids": ids, "meta_info": meta}
 
     async def abort(self, http: web.Request) -> web.Response:
-        body = AbortRequest.from_json_value(msgspec.json.decode(await http.read()))
+        body = load().AbortRequest.from_json_value(msgspec.json.decode(await http.read()))
         if body.abort_all or body.rid in self.running:  # one tokenizer process looks the id up, then the prefix counts
             for rid in self.running:
                 if rid.startswith(body.rid):
@@ -172,14 +165,14 @@ class Sglang:
 
     async def model_info(self, _: web.Request) -> web.Response:
         name = self.backend.info.model
-        told = GetModelInfoResponse(
+        told = load().GetModelInfoResponse(
             model_path=name, served_model_name=name, is_generation=True, weight_version=self.backend.weight_version
         )
         return web.json_response(told.to_json_value())
 
     async def server_info(self, _: web.Request) -> web.Response:
         context = self.backend.info.max_context
-        told = GetServerInfoResponse(max_context_length=context, version="0.5.23").to_json_value()
+        told = load().GetServerInfoResponse(max_context_length=context, version="0.5.23").to_json_value()
         return web.json_response({**told, "context_length": context, "max_req_input_len": self.limit})
 
     async def models(self, _: web.Request) -> web.Response:
