@@ -29,6 +29,7 @@ $(VENV)/.installed: pyproject.toml constraints/run.txt tools/prepare.sh
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed constraints/dev.txt
+	sh tools/prepare.sh "$(PYTHON)" "$(VENV)" shellcheck
 	$(BIN)/python -m pip install --quiet --require-hashes -r constraints/dev.txt
 	touch $@
 

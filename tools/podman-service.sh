@@ -13,7 +13,7 @@ fi
 if ! command -v podman >/dev/null || ! command -v runc >/dev/null; then
     [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || { echo "podman and runc are not installed" >&2; exit 1; }
     export DEBIAN_FRONTEND=noninteractive
-    { apt-get update -q && apt-get install -qy --no-install-recommends podman runc; } >&2
+    { apt-get update -q && apt-get install -qy --no-install-recommends podman runc catatonit; } >&2
 fi
 # runc and cgroupfs work in plain virtual machines and on hybrid cgroups, where crun and systemd do not; ulimits are named
 # because a root without CAP_SYS_RESOURCE may not raise the inherited ones.

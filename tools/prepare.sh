@@ -1,8 +1,9 @@
 #!/bin/sh
 # Make the virtual environment, and install the Debian packages that are missing where we may.
-# usage: prepare.sh PYTHON VENV
+# usage: prepare.sh PYTHON VENV [WISHED…]; what is only wished for is a Debian package that tests can do without
 set -eu
 python=$1 venv=$2
+shift 2
 
 if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
     echo "Sandlot needs Python 3.11 or newer; '$python' is not: name another with make PYTHON=/path/to/python3" >&2
@@ -24,5 +25,15 @@ if [ -n "$missing" ]; then
         exit 1
     fi
 fi
+
+for wished in "$@"; do
+    command -v "$wished" >/dev/null && continue
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null &&
+        { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$wished"; } >/dev/null 2>&1; then
+        echo "installed the Debian package $wished"
+    else
+        echo "$wished is not here: the tests that use it are skipped" >&2
+    fi
+done
 
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
