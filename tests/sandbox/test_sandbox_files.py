@@ -14,7 +14,9 @@ from sandlot.errors import SandboxError
 from sandlot.sandbox import SandboxSpec
 from sandlot.sandbox.local import LocalBackend
 from sandlot.sandbox.local.sandbox import LocalSandbox
+from support.backends import EVERYWHERE
 
+BACKENDS = EVERYWHERE
 on_module_loop = pytest.mark.asyncio(loop_scope="module")
 
 
@@ -82,10 +84,10 @@ async def test_the_user_counts(shared: LocalSandbox) -> None:
 @on_module_loop
 async def test_links_stay_inside(shared: LocalSandbox) -> None:
     await shared.exec("ln -s /etc/hostname h; ln -s /etc/shadow s; mkdir -p d; ln -s / d/up; ln -s loop loop")
-    assert await shared.read_file("/workspace/h") == b"sandlot\n"
+    assert (await shared.read_file("/workspace/h")).strip() == b"sandlot"
     with pytest.raises(FileNotFoundError):
         await shared.read_file("/workspace/s")
-    assert await shared.read_file("/workspace/d/up/etc/hostname") == b"sandlot\n"
+    assert (await shared.read_file("/workspace/d/up/etc/hostname")).strip() == b"sandlot"
     with pytest.raises(SandboxError):
         await shared.read_file("/workspace/loop")
     await shared.exec("ln -s /tmp/target into; rm -f /tmp/target")
@@ -139,7 +141,7 @@ async def test_a_link_swapped_while_it_is_read(shared: LocalSandbox) -> None:
     process = await shared.spawn(swap)
     for _ in range(60):
         try:
-            assert await shared.read_file("/workspace/swap") in (b"sandlot\n", b"plain\n", b"")
+            assert await shared.read_file("/workspace/swap") in (b"sandlot\n", b"sandlot", b"plain\n", b"")
         except (FileNotFoundError, SandboxError):
             pass
         members = await _download(shared, "/workspace", exclude_names=["sparse", "thousand"])

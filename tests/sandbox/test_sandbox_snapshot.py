@@ -2,17 +2,24 @@
 
 import asyncio
 import os
+from typing import Any
 
 import pytest
 
 from sandlot.errors import SandboxLostError
 from sandlot.sandbox import SandboxSpec
 from sandlot.sandbox.local import LocalBackend
+from support.backends import EVERYWHERE
 
+BACKENDS = EVERYWHERE
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-def _snapshots(backend: LocalBackend) -> list[str]:
+async def _snapshots(backend: Any) -> list[str]:
+    if backend.name == "docker":
+        images = await (await backend._client()).images.list()
+        tags = [tag for image in images for tag in image.get("RepoTags") or []]
+        return [tag for tag in tags if tag.startswith("localhost/sandlot-snapshot:")]
     return [name for name in os.listdir(backend.run_dir) if name.startswith("snapshot-")]
 
 
@@ -36,11 +43,11 @@ async def test_a_snapshot_boots_many(backend: LocalBackend) -> None:
         assert (await late.exec("ls; cat b l /opt/r")).stdout == b"b\nl\nchanged\nroot\n"
         await second.discard()
         assert (await late.exec("cat b")).stdout == b"changed\n"
-        assert len(_snapshots(backend)) == 2
-    assert len(_snapshots(backend)) == 1
+        assert len(await _snapshots(backend)) == 2
+    assert len(await _snapshots(backend)) == 1
     assert (await forks[1].exec("cat b /opt/r")).stdout == b"changed\nroot\n"
     await asyncio.gather(*(fork.kill() for fork in forks))
-    assert _snapshots(backend) == []
+    assert await _snapshots(backend) == []
 
 
 async def test_a_dead_sandbox_cannot_be_frozen(backend: LocalBackend) -> None:
@@ -51,6 +58,9 @@ async def test_a_dead_sandbox_cannot_be_frozen(backend: LocalBackend) -> None:
 
 
 async def test_the_doctor_tries_everything(backend: LocalBackend) -> None:
+    if backend.name != "local":
+        assert all(check.ok for check in await backend.doctor())
+        return
     checks = {check.name: check for check in await backend.doctor()}
     assert {"namespaces", "users", "network", "limits", "seccomp"} <= set(checks)
     for name in ("namespaces", "network", "limits", "seccomp"):

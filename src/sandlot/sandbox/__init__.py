@@ -17,7 +17,10 @@ from sandlot.sandbox.base import (
     Terminals,
 )
 
-SANDBOXES = Registry("sandlot.sandboxes", {"local": "sandlot.sandbox.local:LocalBackend"})
+SANDBOXES = Registry(
+    "sandlot.sandboxes",
+    {"local": "sandlot.sandbox.local:LocalBackend", "docker": "sandlot.sandbox.docker:DockerBackend"},
+)
 
 __all__ = [
     "AGENT_USER",

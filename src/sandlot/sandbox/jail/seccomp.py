@@ -10,7 +10,7 @@ _LD, _JEQ, _JGE, _RET, _JSET = 0x20, 0x15, 0x35, 0x06, 0x45
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 _NR, _ARCH, _ARG0 = 0, 4, 16  # offsets in struct seccomp_data; argument 0's low word is first (little-endian)
 _X32_BIT = 0x40000000
-_SOCKET_FAMILIES = (1, 2, 10, 16)  # unix, inet, inet6, netlink: vsock and the like reach past the network namespace
+SOCKET_FAMILIES = (1, 2, 10, 16)  # unix, inet, inet6, netlink: vsock and the like reach past the network namespace
 _CLONE_NEWUSER = 0x10000000
 
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -69,6 +69,11 @@ def _op(code: int, k: int, jump_true: int = 0, jump_false: int = 0) -> bytes:
     return struct.pack("HBBI", code, jump_true, jump_false, k)
 
 
+def denied_names() -> list[str]:
+    """Names of the system calls of the deny-list."""
+    return list(_DENIED)
+
+
 def denied_numbers(machine: str) -> list[int]:
     """System call numbers of the deny-list on `machine`."""
     column = 0 if machine == "x86_64" else 1
@@ -95,8 +100,8 @@ def build_filter(machine: str | None = None) -> bytes:
         _op(_RET, _ERRNO | errno.EPERM),
         _op(_RET, _ALLOW),
     ]
-    families = len(_SOCKET_FAMILIES)
+    families = len(SOCKET_FAMILIES)
     program += [_op(_JEQ, _SOCKET[machine], 0, families + 2), _op(_LD, _ARG0)]
-    program += [_op(_JEQ, family, families - i, 0) for i, family in enumerate(_SOCKET_FAMILIES)]
+    program += [_op(_JEQ, family, families - i, 0) for i, family in enumerate(SOCKET_FAMILIES)]
     program += [_op(_RET, _ERRNO | errno.EAFNOSUPPORT), _op(_RET, _ALLOW)]
     return b"".join(program)

@@ -1,0 +1,395 @@
+"""Makes containers: prepares images once, passes every limit explicitly, and sweeps what dead owners left."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import secrets
+import time
+from collections import Counter
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from sandlot.cache import cache_dir, locked
+from sandlot.errors import MissingDependencyError, SandboxError, SandboxUnavailableError
+from sandlot.sandbox.base import Check, Limits, Running, SandboxSpec, Snapshot
+from sandlot.sandbox.docker import netns, owner, seccomp
+from sandlot.sandbox.docker.sandbox import DockerSandbox, api_errors
+from sandlot.sandbox.remote import scripts
+from sandlot.sandbox.remote.sandbox import AGENT_ID
+
+if TYPE_CHECKING:
+    import aiodocker
+    import aiohttp
+
+_CAPABILITIES = [
+    "CHOWN",
+    "DAC_OVERRIDE",
+    "FOWNER",
+    "FSETID",
+    "KILL",
+    "SETGID",
+    "SETUID",
+    "NET_BIND_SERVICE",
+    "SETFCAP",
+]
+_PERIOD = 100_000
+_SHM_BYTES = 1 << 30
+_PREPARED = "localhost/sandlot-prepared"
+_SNAPSHOT = "localhost/sandlot-snapshot"
+_START_SECONDS = 120.0
+_MARK = "SANDLOT_SANDBOX"
+# On USR1 kills everything but itself and the init above it, by one call that needs no new process. stdin stays open.
+_FIRST = "trap 'kill -9 -1; hit=1' USR1; while :; do hit=; read -r line || [ -n \"$hit\" ] || sleep 3600; done"
+
+
+class DockerSnapshot:
+    """See `Snapshot`: an image made of a container."""
+
+    def __init__(self, backend: DockerBackend, image: str) -> None:
+        self.image = image
+        self._backend = backend
+
+    async def discard(self) -> None:
+        """See `Snapshot.discard`."""
+        await self._backend.remove_image(self.image)
+
+
+class DockerBackend:
+    """See `SandboxBackend`. The daemon is the one of `DOCKER_HOST` or of the current context, else a local socket.
+
+    `runtime`: an OCI runtime that the daemon knows, such as `runsc`. `at_once`: containers started at the same time.
+    """
+
+    name = "docker"
+
+    def __init__(self, host: str | None = None, *, runtime: str = "", at_once: int = 8) -> None:
+        self._host, self._runtime = host or os.environ.get("DOCKER_HOST"), runtime
+        self._starting = asyncio.Semaphore(at_once)
+        self._seccomp: list[str] = []
+        self._docker: aiodocker.Docker | None = None
+        self._connector: aiohttp.BaseConnector | None = None
+        self._sandboxes: set[DockerSandbox] = set()
+        self._preparing: dict[str, asyncio.Lock] = {}
+        self._snapshots: set[str] = set()
+        self._booted: Counter[str] = Counter()
+        self._doomed: set[str] = set()
+
+    async def create(self, spec: SandboxSpec) -> DockerSandbox:
+        """See `SandboxBackend.create`."""
+        _check(spec)
+        docker = await self._client()
+        if isinstance(spec.snapshot, DockerSnapshot):
+            image = spec.snapshot.image
+        else:
+            image = await self._prepared(docker, spec)
+        identity = secrets.token_hex(6)
+        config = self._config(spec, image, identity)
+        starting = asyncio.ensure_future(self._start(docker, config, f"sandlot-{identity}"))
+        try:
+            container, pid = await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            starting.add_done_callback(lambda done: self._abandon(docker, done))
+            raise
+        here = pid if pid and netns.is_here(pid, f"{_MARK}={identity}") else 0
+        if spec.network == "gateway" and not here:
+            await _remove(docker, container)
+            raise SandboxUnavailableError(
+                "the gateway's port can be opened in a container only by root on the daemon's own machine, or by the "
+                "user of a rootless daemon; run Sandlot there, or use the local backend"
+            )
+        facts = {
+            "backend": self.name,
+            "isolation": self._runtime or "container",
+            "users": "range",
+            "limits": {
+                "tier": "container",
+                "memory": "group",
+                "processes": "group",
+                "cpu": None if spec.limits.cpu is None else "group",
+                "disk": "watch",
+            },
+            "network": spec.network,
+            "seccomp": True,
+            "image": spec.image if spec.snapshot is None else "snapshot",
+        }
+        sandbox = DockerSandbox(docker, container, identity, spec, facts, here, self._on_end, self._freeze)
+        self._sandboxes.add(sandbox)
+        if not isinstance(spec.snapshot, DockerSnapshot):
+            return sandbox
+        self._booted[image] += 1
+        try:
+            made = await sandbox.exec(["mkdir", "-p", spec.workdir], user="root", cwd="/")
+            if not made.ok or not (await sandbox.exec(["test", "-w", "."])).ok:
+                await sandbox.exec(["chown", f"{AGENT_ID}:{AGENT_ID}", spec.workdir], user="root", cwd="/")
+        except BaseException:
+            await asyncio.shield(sandbox.kill())
+            raise
+        return sandbox
+
+    def _config(self, spec: SandboxSpec, image: str, identity: str) -> dict[str, Any]:
+        limits = spec.limits
+        host: dict[str, Any] = {
+            "NetworkMode": "none",
+            "Init": True,
+            "CapDrop": ["ALL"],
+            "CapAdd": _CAPABILITIES,
+            "SecurityOpt": ["no-new-privileges", *self._seccomp],
+            "Memory": limits.memory,
+            "MemorySwap": limits.memory,
+            "PidsLimit": limits.processes,
+            "ShmSize": min(limits.memory // 4, _SHM_BYTES),
+            "Ulimits": _ulimits(limits),
+            "Mounts": _mounts(spec),
+        }
+        if limits.cpu is not None:
+            host |= {"CpuPeriod": _PERIOD, "CpuQuota": int(limits.cpu * _PERIOD)}
+        if self._runtime:
+            host["Runtime"] = self._runtime
+        return {
+            "Image": image,
+            "Entrypoint": ["/bin/sh", "-c", _FIRST],
+            "Cmd": [],
+            "User": "0:0",
+            "WorkingDir": "/",
+            "Hostname": "sandlot",
+            "OpenStdin": True,
+            "Env": [f"{_MARK}={identity}"],
+            "Labels": {
+                **{f"sandlot.label.{key}": value for key, value in spec.labels.items()},
+                **owner.labels(limits.wall_clock),
+                owner.MINE: identity,
+                "sandlot.image": spec.image if spec.snapshot is None else "snapshot",
+            },
+            "HostConfig": host,
+        }
+
+    async def _start(self, docker: aiodocker.Docker, config: dict[str, Any], name: str) -> tuple[str, int]:
+        """Create and start a container; its id and the number of its first process."""
+        async with self._starting:
+            with api_errors():
+                container = await docker.containers.create(config, name=name)
+                try:
+                    async with asyncio.timeout(_START_SECONDS):
+                        await container.start()
+                        state = (await container.show())["State"]
+                except BaseException as error:
+                    await asyncio.shield(_remove(docker, container.id))
+                    if isinstance(error, TimeoutError):
+                        raise SandboxError(f"the container did not start within {_START_SECONDS:g} s") from error
+                    raise
+        if not state["Running"]:
+            await _remove(docker, container.id)
+            raise SandboxUnavailableError(f"the image {config['Image']} cannot run /bin/sh; use one with a shell")
+        return container.id, int(state.get("Pid") or 0)
+
+    def _abandon(self, docker: aiodocker.Docker, done: asyncio.Future[tuple[str, int]]) -> None:
+        if not done.cancelled() and done.exception() is None:
+            task = asyncio.ensure_future(_remove(docker, done.result()[0]))
+            task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+
+    async def _prepared(self, docker: aiodocker.Docker, spec: SandboxSpec) -> str:
+        """An image with the agent's user and a work directory of its own, made once of `image` and kept."""
+        image, workdir = spec.image, spec.workdir
+        name = image.removeprefix("docker://")
+        source = await self._pulled(docker, name)
+        key = hashlib.sha256(f"1\0{source}\0{workdir}".encode()).hexdigest()[:24]
+        async with self._preparing.setdefault(key, asyncio.Lock()):
+            with suppress(SandboxError), api_errors():
+                await docker.images.inspect(f"{_PREPARED}:{key}")
+                return f"{_PREPARED}:{key}"
+            config: dict[str, Any] = {
+                "Image": name,
+                "Entrypoint": scripts.make_user(AGENT_ID, workdir),
+                "Cmd": [],
+                "User": "0:0",
+                "WorkingDir": "/",
+                "Labels": {**owner.labels(3600), owner.MINE: f"prepare-{key}"},
+                "HostConfig": {"NetworkMode": "none", "Mounts": _mounts(spec), "Ulimits": _ulimits(spec.limits)},
+            }
+            with api_errors():
+                container = await docker.containers.create(config)
+                try:
+                    await container.start()
+                    code = (await container.wait())["StatusCode"]
+                    if code != 0:
+                        said = "".join(await container.log(stdout=True, stderr=True))
+                        raise SandboxUnavailableError(f"the image {image} cannot be prepared: {said[-300:] or code}")
+                    changes = [f'LABEL sandlot.prepared="{key}"', f'LABEL {owner.MINE}=""']
+                    repository, tag = _PREPARED, key
+                    await container.commit(repository=repository, tag=tag, changes=changes, config={}, pause=False)
+                finally:
+                    await asyncio.shield(_remove(docker, container.id))
+        return f"{_PREPARED}:{key}"
+
+    async def _pulled(self, docker: aiodocker.Docker, name: str) -> str:
+        """The id of an image, pulled when the daemon does not have it."""
+        try:
+            with api_errors():
+                return str((await docker.images.inspect(name))["Id"])
+        except SandboxError as error:
+            if getattr(error.__cause__, "status", 0) != 404:
+                raise
+        async with self._preparing.setdefault(name, asyncio.Lock()):
+            try:
+                with api_errors():
+                    await docker.images.pull(name)
+                    return str((await docker.images.inspect(name))["Id"])
+            except SandboxError as error:
+                raise SandboxUnavailableError(
+                    f"the daemon has no image {name} and cannot pull it ({error}); check the name, or log in"
+                ) from error
+
+    async def _freeze(self, sandbox: DockerSandbox) -> Snapshot:
+        changes = [f'LABEL {key}="{value}"' for key, value in {**owner.labels(7 * 86400), owner.MINE: ""}.items()]
+        with api_errors():
+            await sandbox.container.commit(
+                repository=_SNAPSHOT, tag=sandbox.id, changes=changes, config={}, pause=False
+            )
+        self._snapshots.add(image := f"{_SNAPSHOT}:{sandbox.id}")
+        return DockerSnapshot(self, image)
+
+    async def remove_image(self, image: str) -> None:
+        """Remove the image of a snapshot, at once or when its last container ends."""
+        if image not in self._snapshots:
+            return
+        self._doomed.add(image)
+        if self._booted[image] > 0:
+            return
+        docker = await self._client()
+        self._snapshots.discard(image)
+        with suppress(SandboxError), api_errors():
+            await docker.images.delete(image)
+
+    async def _on_end(self, sandbox: DockerSandbox) -> None:
+        self._sandboxes.discard(sandbox)
+        if isinstance(sandbox.spec.snapshot, DockerSnapshot):
+            image = sandbox.spec.snapshot.image
+            self._booted[image] -= 1
+            if image in self._doomed:
+                await self.remove_image(image)
+
+    async def running(self) -> list[Running]:
+        """See `Lists.running`."""
+        found = []
+        docker = await self._client()
+        with api_errors():
+            containers = await docker.containers.list(filters={"label": [owner.MINE], "status": ["running"]})
+        for container in containers:
+            labels: dict[str, str] = container["Labels"]
+            given = {k.removeprefix("sandlot.label."): v for k, v in labels.items() if k.startswith("sandlot.label.")}
+            image = labels.get("sandlot.image", "")
+            created = float(container["Created"]) if str(container["Created"]).isdigit() else time.time()
+            found.append(Running(labels[owner.MINE], image, owner.name(labels), created, given))
+        return sorted(found, key=lambda one: one.started)
+
+    async def sweep(self) -> int:
+        """See `SandboxBackend.sweep`."""
+        docker = await self._client()
+        removed = 0
+        with api_errors():
+            for container in await docker.containers.list(all=True, filters={"label": [owner.MINE]}):
+                if owner.is_dead(container["Labels"]):
+                    await _remove(docker, container.id)
+                    removed += 1
+            for image in await docker.images.list(filters={"label": [owner.MINE]}):
+                tags = [tag for tag in image.get("RepoTags") or [] if tag.startswith(f"{_SNAPSHOT}:")]
+                if tags and owner.is_dead(image.get("Labels") or {}):
+                    await docker.images.delete(tags[0], force=True)
+        return removed
+
+    async def doctor(self) -> list[Check]:
+        """See `SandboxBackend.doctor`."""
+        try:
+            docker = await self._client()
+            with api_errors():
+                version = await docker.version()
+        except (SandboxError, MissingDependencyError) as error:
+            return [Check("docker", False, str(error), "start Docker or Podman's service, or set DOCKER_HOST")]
+        engine = (version.get("Components") or [{}])[0].get("Name", "Docker")
+        return [Check("docker", True, f"{engine} {version.get('Version')}, API {version.get('ApiVersion')}")]
+
+    async def close(self) -> None:
+        """See `SandboxBackend.close`."""
+        await asyncio.gather(*(sandbox.kill() for sandbox in list(self._sandboxes)))
+        for image in list(self._snapshots):
+            await self.remove_image(image)
+        if self._docker is not None:
+            await self._docker.close()
+            self._docker = None
+        if self._connector is not None:
+            await self._connector.close()
+            self._connector = None
+
+    async def _client(self) -> aiodocker.Docker:
+        if self._docker is None:
+            try:
+                import aiodocker
+                import aiohttp
+            except ImportError as error:
+                raise MissingDependencyError("aiodocker", "docker") from error
+            try:
+                if self._host and self._host.startswith("unix://"):
+                    # Running commands hold a connection each, so these must not be limited.
+                    self._connector = aiohttp.UnixConnector(self._host.removeprefix("unix://"), limit=0)
+                    self._docker = aiodocker.Docker("unix://localhost", connector=self._connector)
+                else:
+                    self._docker = aiodocker.Docker(self._host)
+            except (ValueError, AssertionError, OSError) as error:
+                raise SandboxUnavailableError(
+                    "there is no Docker daemon here; start Docker or Podman's service, or set DOCKER_HOST"
+                ) from error
+            self._seccomp = await self._stricter(self._docker)
+        return self._docker
+
+    async def _stricter(self, docker: aiodocker.Docker) -> list[str]:
+        """What makes Podman as strict as Docker; it takes the path of a profile where Docker takes its text."""
+        with api_errors():
+            version = await docker.version()
+        names = [str(part.get("Name", "")) for part in version.get("Components") or []]
+        profile = seccomp.strict_profile() if any("Podman" in name for name in names) else None
+        if profile is None or not (self._host or "").startswith("unix://"):
+            return []
+        path = cache_dir() / "podman-seccomp.json"
+        with locked(path.with_suffix(".lock")):
+            await asyncio.to_thread(path.write_text, profile)
+        return [f"seccomp={path}"]
+
+
+async def _remove(docker: aiodocker.Docker, container: str) -> None:
+    with suppress(SandboxError), api_errors():
+        await docker.containers.container(container).delete(force=True, v=True)
+
+
+def _mounts(spec: SandboxSpec) -> list[dict[str, Any]]:
+    return [
+        {"Type": "bind", "Source": str(layer.source.resolve()), "Target": layer.mount_point, "ReadOnly": True}
+        for layer in spec.layers
+    ]
+
+
+def _ulimits(limits: Limits) -> list[dict[str, Any]]:
+    """Each is named, since what is not named Podman raises, which not every root may."""
+    bounds = {"nofile": limits.open_files, "core": 0, "fsize": limits.disk, "nproc": 4096}
+    return [{"Name": name, "Soft": bound, "Hard": bound} for name, bound in bounds.items()]
+
+
+def _check(spec: SandboxSpec) -> None:
+    if spec.image == "host" and spec.snapshot is None:
+        raise SandboxUnavailableError(
+            "the docker backend has no image `host`; name one of a registry or of the daemon, or use the local backend"
+        )
+    if spec.image.startswith("/"):
+        raise SandboxUnavailableError(
+            f"the docker backend boots no files; load {spec.image} into the daemon and name it"
+        )
+    if spec.snapshot is not None and not isinstance(spec.snapshot, DockerSnapshot):
+        raise SandboxUnavailableError("a container boots from snapshots of containers only")
+    for layer in spec.layers:
+        if not layer.source.is_dir():
+            raise SandboxUnavailableError(f"the layer {layer.source} is not a directory")
+        if not layer.mount_point.startswith("/"):
+            raise SandboxUnavailableError(f"the mount point {layer.mount_point!r} is not an absolute path")
+    if not spec.workdir.startswith("/"):
+        raise SandboxUnavailableError(f"the workdir {spec.workdir!r} is not an absolute path")

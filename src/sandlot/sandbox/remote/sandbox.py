@@ -1,0 +1,281 @@
+"""A sandbox made of one ability: to run a command and stream its output. Backends add what their API does better."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+from sandlot.errors import SandboxError, SandboxLostError
+from sandlot.sandbox.base import AGENT_USER, ExecResult, SandboxSpec, Snapshot
+from sandlot.sandbox.remote import scripts, tars
+from sandlot.sandbox.remote.process import RemoteProcess, Stream, new_mark
+
+AGENT_ID = 1000
+_IDS = {"root": 0, AGENT_USER: AGENT_ID}
+_HOMES = {"root": "/root", AGENT_USER: "/home/agent"}
+_FILE_SECONDS = 120.0
+_KILL_SECONDS = 60.0
+
+
+class RemoteSandbox(ABC):
+    """See `Sandbox`."""
+
+    def __init__(self, identity: str, spec: SandboxSpec, facts: Mapping[str, Any]) -> None:
+        self.id, self.spec, self.facts = identity, spec, facts
+        self._reason: str | None = None
+        self._killing: asyncio.Task[None] | None = None
+        self._clock: asyncio.Task[None] | None = None
+        if spec.limits.wall_clock != float("inf"):
+            self._clock = asyncio.create_task(self._end_at_last())
+
+    @abstractmethod
+    async def _open(self, argv: Sequence[str], *, user: str, env: Mapping[str, str], stdin: bool) -> Stream:
+        """Start a command as a user, with these variables besides the image's. Never repeated."""
+
+    @abstractmethod
+    async def _destroy(self) -> None:
+        """End the sandbox, whatever runs in it."""
+
+    async def __aenter__(self) -> RemoteSandbox:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.kill()
+
+    def lost(self) -> str | None:
+        """Why the sandbox is gone, None while it lives."""
+        return self._reason
+
+    async def exec(
+        self,
+        command: Sequence[str] | str,
+        *,
+        user: str = AGENT_USER,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
+        timeout: float | None = 60.0,
+    ) -> ExecResult:
+        """See `Sandbox.exec`. Daemons that the command left behind live on until `kill_processes`."""
+        process = await self.spawn(command, user=user, cwd=cwd, env=env, stdin=stdin)
+        return await self._waited(process, timeout)
+
+    async def spawn(
+        self,
+        command: Sequence[str] | str,
+        *,
+        user: str = AGENT_USER,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
+    ) -> RemoteProcess:
+        """See `Sandbox.spawn`."""
+        argv = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
+        cwd = cwd or self.spec.workdir
+        if not argv:
+            raise SandboxError("the command is empty; name a program", retryable=False)
+        if any("\0" in text for pair in ((*argv, cwd), *(env or {}).items()) for text in pair):
+            raise SandboxError("a command, its directory and environment cannot hold a NUL byte", retryable=False)
+        if any(not _is_text(text) for pair in ((*argv, cwd), *(env or {}).items()) for text in pair):
+            raise SandboxError(
+                f"the {self.facts['backend']} backend carries commands as text; put bytes that are none into a file",
+                retryable=False,
+            )
+        return await self._start(scripts.wrapped(argv, cwd, len(stdin)), user, {**self.spec.env, **(env or {})}, stdin)
+
+    async def _start(
+        self, argv: list[str], user: str, env: Mapping[str, str], stdin: bytes, limit: int | None = None
+    ) -> RemoteProcess:
+        if user not in _IDS:
+            raise SandboxError(f"no user {user!r} in a sandbox; there are: agent, root", retryable=False)
+        self._check_alive()
+        mark = new_mark()
+        variables = {"HOME": _HOMES[user], "USER": user, "LANG": "C.UTF-8", **env, scripts.MARK: mark}
+        process = RemoteProcess(self, mark, user, self.spec.limits.output if limit is None else limit)
+        opening = asyncio.ensure_future(self._open(argv, user=user, env=variables, stdin=bool(stdin)))
+        try:
+            stream = await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(lambda done: self._abandon(process, done, stdin))
+            raise
+        process.follow(stream, stdin)
+        return process
+
+    def _abandon(self, process: RemoteProcess, opened: asyncio.Future[Stream], stdin: bytes) -> None:
+        """A command whose caller went away while it started."""
+        if not opened.cancelled() and opened.exception() is None:
+            process.follow(opened.result(), stdin)
+            _in_background(process.kill())
+
+    async def _waited(self, process: RemoteProcess, timeout: float | None) -> ExecResult:
+        try:
+            return await process.wait(timeout)
+        except asyncio.CancelledError:
+            _in_background(process.kill())
+            raise
+
+    async def _helper(
+        self, argv: list[str], *, user: str = "root", stdin: bytes = b"", limit: int | None = None
+    ) -> ExecResult:
+        """Run one of our scripts, which take their stdin by count."""
+        process = await self._start(scripts.wrapped(argv, "/", None if stdin else 0), user, {}, stdin, limit)
+        result = await self._waited(process, _FILE_SECONDS)
+        if result.timed_out:
+            raise SandboxError(f"a call on files made no progress for {_FILE_SECONDS:g} s")
+        return result
+
+    async def kill_marked(self, mark: str, seconds: float, user: str) -> None:
+        """See `Owner.kill_marked`. What cannot be caught takes everything else along."""
+        try:
+            code = await self._complete(scripts.kill_tree(mark, int(seconds * 100) + 1), user)
+        except (SandboxError, TimeoutError, OSError):
+            code = scripts.ESCAPED
+        if code != 0 and self.lost() is None:
+            await self.kill_processes()
+
+    async def _complete(self, argv: list[str], user: str) -> int:
+        """Run a script whose output does not matter; its exit code."""
+        env = {scripts.MARK: new_mark()}
+        stream = await self._open(scripts.wrapped(argv, "/", 0), user=user, env=env, stdin=False)
+        try:
+            async with asyncio.timeout(_KILL_SECONDS):
+                while await stream.read() is not None:
+                    pass
+                code = await stream.exit_code()
+                while code is None:
+                    await asyncio.sleep(0.02)
+                    code = await stream.exit_code()
+                return code
+        finally:
+            await stream.close()
+
+    async def out_of_memory(self, code: int) -> bool:
+        """See `Owner.out_of_memory`."""
+        return False
+
+    async def kill_processes(self) -> None:
+        """See `Sandbox.kill_processes`."""
+        self._check_alive()
+        try:
+            code = await self._complete(scripts.kill_all(), "root")
+        except TimeoutError:
+            code = scripts.ESCAPED
+        if code != 0:
+            raise SandboxError("some processes could not be killed; kill the sandbox")
+
+    async def read_file(self, path: str, *, max_bytes: int = 64 << 20) -> bytes:
+        """See `Sandbox.read_file`."""
+        path = self._absolute(path)
+        result = await self._helper(scripts.read_file(path, max_bytes), limit=max_bytes + 1)
+        self._check_file(result, path)
+        if len(result.stdout) > max_bytes:
+            raise SandboxError(f"{path} is larger than {max_bytes} bytes", retryable=False)
+        return result.stdout
+
+    async def write_file(self, path: str, data: bytes, *, mode: int = 0o644, user: str = AGENT_USER) -> None:
+        """See `Sandbox.write_file`."""
+        path = self._absolute(path)
+        result = await self._helper(scripts.write_file(path, len(data), mode), user=user, stdin=data)
+        self._check_file(result, path)
+
+    async def upload_tar(self, path: str, data: bytes, *, user: str = AGENT_USER) -> None:
+        """See `Sandbox.upload_tar`."""
+        path = self._absolute(path)
+        archive, listing = await asyncio.to_thread(tars.checked, data, _IDS.get(user, 0))
+        self._check_file(await self._helper(scripts.clear_way(path, len(listing)), user=user, stdin=listing), path)
+        self._check_file(await self._helper(scripts.unpack(path, len(archive)), user=user, stdin=archive), path)
+
+    async def download_tar(
+        self, path: str, *, exclude_names: Sequence[str] = (), max_bytes: int = 2 << 30
+    ) -> AsyncIterator[bytes]:
+        """See `Sandbox.download_tar`. Layers below `path` are left out."""
+        path = self._absolute(path)
+        mounts = _mounts_below(self.spec, path)
+        with tempfile.TemporaryFile() as spool:
+            prefix = await self._pack(path, spool, max_bytes)
+            await asyncio.to_thread(spool.seek, 0)
+            pieces = tars.rewritten(spool, prefix, frozenset(exclude_names), mounts, max_bytes)
+            while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+                yield piece
+
+    async def _pack(self, path: str, spool: Any, max_bytes: int) -> str:
+        """Write the directory as a tar to `spool`; the name that all its members are below."""
+        limit = max_bytes + (64 << 20)
+        result = await self._helper(scripts.pack(path), limit=limit)
+        self._check_file(result, path)
+        if result.truncated:
+            raise SandboxError(f"{path} is larger than {max_bytes} bytes", retryable=False)
+        await asyncio.to_thread(spool.write, result.stdout)
+        return ""
+
+    def listen(self, port: int) -> socket.socket:
+        """See `Sandbox.listen`."""
+        raise SandboxError('this sandbox has no network; create it with network="gateway"', retryable=False)
+
+    async def snapshot(self) -> Snapshot:
+        """See `Sandbox.snapshot`."""
+        raise SandboxError(f"the {self.facts['backend']} backend cannot freeze files; start afresh", retryable=False)
+
+    async def kill(self) -> None:
+        """See `Sandbox.kill`."""
+        if self._killing is None:
+            self._reason = self._reason or "it was killed"
+            if self._clock is not None and self._clock is not asyncio.current_task():
+                self._clock.cancel()
+            self._killing = asyncio.create_task(self._destroy())
+        await asyncio.shield(self._killing)
+
+    async def _end_at_last(self) -> None:
+        await asyncio.sleep(self.spec.limits.wall_clock)
+        self._reason = f"the wall clock limit of {self.spec.limits.wall_clock:g} s is over"
+        await self.kill()
+
+    def _check_alive(self) -> None:
+        if (reason := self.lost()) is not None:
+            raise SandboxLostError(f"the sandbox is gone: {reason}")
+
+    def _check_file(self, result: ExecResult, path: str) -> None:
+        if result.exit_code == scripts.NOT_FOUND:
+            raise FileNotFoundError(2, "No such file or directory in the sandbox", path)
+        if result.exit_code == scripts.NOT_REGULAR:
+            raise SandboxError(f"{path} is not a regular file", retryable=False)
+        if not result.ok:
+            said = result.stderr.decode("utf-8", "replace").strip().splitlines()
+            raise SandboxError(f"{path}: {said[0] if said else f'exit {result.exit_code}'}", retryable=False)
+
+    def _absolute(self, path: str) -> str:
+        if "\0" in path:
+            raise SandboxError("a path cannot hold a NUL byte", retryable=False)
+        return os.path.join(self.spec.workdir, path)
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _mounts_below(spec: SandboxSpec, path: str) -> tuple[str, ...]:
+    below = (os.path.relpath(layer.mount_point, path) for layer in spec.layers)
+    return tuple(mount for mount in below if not mount.startswith(".."))
+
+
+_background: set[asyncio.Future[Any]] = set()
+
+
+def _in_background(work: Any) -> None:
+    def forget(done: asyncio.Future[Any]) -> None:
+        _background.discard(done)
+        if not done.cancelled():
+            done.exception()  # seen: nobody waits
+
+    task = asyncio.ensure_future(work)
+    _background.add(task)
+    task.add_done_callback(forget)

@@ -1,0 +1,172 @@
+"""The shell scripts that run inside remote sandboxes. POSIX sh, so that Debian's dash and BusyBox both do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+MARK = "SANDLOT_EXEC"
+"""Environment variable by which the processes of a command are told from others."""
+
+# $1: bytes of stdin, or `pipe` to leave it as it is; $2: directory; the rest: the command. The stream that carries
+# stdin need not end, so exactly as many bytes are taken as there are.
+_WRAP = f"""
+cd "$2" 2>/dev/null || {{ echo "${MARK}: cannot enter the directory $2" >&2; exit 126; }}
+case $1 in
+pipe) ;;
+0) exec </dev/null ;;
+*) f=/tmp/.${MARK}; (umask 077; head -c "$1" >"$f") && exec <"$f" || exit 126; rm -f "$f" ;;
+esac
+shift 2
+exec "$@"
+"""
+
+# $1: the mark; $2: ticks since the command started. Kills what carries the mark, and what started since then without
+# another's mark. What cannot be read is not spared. Exit 3: it did not end, everything must go.
+_KILL_TREE = f"""
+mark=$1; since=$2; me=$$; read -r up _ </proc/uptime
+whole=${{up%.*}}; part=${{up#*.}}; since=$((whole * 100 + ${{part#0}} - since)); n=0
+while [ $n -lt 60 ]; do
+    n=$((n + 1)); victims=
+    for d in /proc/[0-9]*; do
+        p=${{d#/proc/}}
+        [ "$p" = 1 ] || [ "$p" = "$me" ] && continue
+        s=
+        {{ while IFS= read -r line || [ -n "$line" ]; do s="$s $line"; done <"$d/stat"; }} 2>/dev/null
+        s=${{s##*") "}}
+        set -- $s
+        [ $# -ge 20 ] || continue
+        case $1 in Z | X) continue ;; esac
+        [ "$2" = "$me" ] && continue
+        if grep -q "{MARK}=$mark" "$d/environ" 2>/dev/null; then
+            [ "${{20}}" -lt "$since" ] && since=${{20}}
+            victims="$victims $p"
+        elif [ "${{20}}" -ge "$since" ] && ! grep -q "{MARK}=" "$d/environ" 2>/dev/null; then
+            victims="$victims $p"
+        fi
+    done
+    [ -z "$victims" ] && exit 0
+    kill -9 $victims 2>/dev/null
+    [ $n -gt 3 ] && sleep 0.05
+done
+exit 3
+"""
+
+# Kills all but PID 1, this shell, and what the sandbox itself lives by ($1: pids that stay).
+_KILL_ALL = """
+keep=" 1 $$ $* "
+for n in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
+    victims=
+    for d in /proc/[0-9]*; do
+        p=${d#/proc/}
+        case $keep in *" $p "*) continue ;; esac
+        s=
+        { while IFS= read -r line || [ -n "$line" ]; do s="$s $line"; done <"$d/stat"; } 2>/dev/null
+        s=${s##*") "}
+        case $s in "" | Z* | X*) continue ;; esac
+        victims="$victims $p"
+    done
+    [ -z "$victims" ] && exit 0
+    kill -9 $victims 2>/dev/null
+    [ $n -gt 3 ] && sleep 0.05
+done
+exit 3
+"""
+
+_REFUSE_SPECIAL = """
+real=$(readlink -f "$path") || { [ -L "$path" ] && exit 45; exit 44; }
+[ -n "$real" ] || exit 44
+case $real in /proc/* | /sys/* | /dev/*) exit 45 ;; esac
+"""
+
+_READ = f'path=$1{_REFUSE_SPECIAL}[ -e "$real" ] || exit 44\n[ -f "$real" ] || exit 45\nexec head -c "$2" "$real"'
+
+# $1: bytes to come, $2: path, $3: mode. What comes is taken in any case: a broken pipe would hide the reason.
+_WRITE = f"""
+trap '[ $? = 0 ] || head -c "$1" >/dev/null' EXIT
+path=$2; umask 022
+case $path in */*) mkdir -p "${{path%/*}}/" || exit 1 ;; esac
+{_REFUSE_SPECIAL}
+if [ -e "$real" ] && [ ! -f "$real" ]; then exit 45; fi
+: >"$path" || exit 1
+head -c "$1" >"$path" && chmod "$3" "$path"
+"""
+
+# $1: directory, $2: bytes of names to come. What is no directory where one must be, or stands in a member's way, goes.
+_CLEAR_WAY = """
+mkdir -p "$1" && cd "$1" || exit 1
+head -c "$2" | while IFS= read -r line; do
+    kind=${line%% *}; path=./${line#* }
+    if [ -L "$path" ]; then rm -f "$path"
+    elif [ "$kind" = d ]; then [ -d "$path" ] || rm -f "$path"
+    elif [ -d "$path" ]; then rm -rf "$path"
+    else rm -f "$path"; fi
+done
+"""
+
+_UNPACK = 'head -c "$2" | tar -xpf - -C "$1"'
+_PACK = '[ -d "$1" ] || exit 44; exec tar -cf - -C "$1" .'
+
+NOT_FOUND, NOT_REGULAR = 44, 45
+ESCAPED = 3
+
+
+def wrapped(argv: Sequence[str], cwd: str, stdin_bytes: int | None) -> list[str]:
+    """A command with its directory and stdin; None leaves stdin to the command."""
+    how = "pipe" if stdin_bytes is None else str(stdin_bytes)
+    return ["/bin/sh", "-c", _WRAP, "sh", how, cwd, *argv]
+
+
+def _script(text: str, *arguments: str) -> list[str]:
+    return ["/bin/sh", "-c", text, "sh", *arguments]
+
+
+def kill_tree(mark: str, ticks: int) -> list[str]:
+    """Kill the tree of a command that started `ticks` hundredths of a second ago."""
+    return _script(_KILL_TREE, mark, str(ticks))
+
+
+def kill_all(keep: Sequence[int] = ()) -> list[str]:
+    """Kill everything but PID 1 and `keep`."""
+    return _script(_KILL_ALL, *map(str, keep))
+
+
+def read_file(path: str, max_bytes: int) -> list[str]:
+    """Write a regular file to stdout, one byte more than allowed at most."""
+    return _script(_READ, path, str(max_bytes + 1))
+
+
+def write_file(path: str, size: int, mode: int) -> list[str]:
+    """Write `size` bytes of stdin to a file."""
+    return _script(_WRITE, str(size), path, f"{mode:o}")
+
+
+def clear_way(path: str, listing_bytes: int) -> list[str]:
+    """Make a directory ready for an archive whose members come on stdin, as `d NAME` or `f NAME`."""
+    return _script(_CLEAR_WAY, path, str(listing_bytes))
+
+
+def unpack(path: str, size: int) -> list[str]:
+    """Unpack `size` bytes of tar from stdin into a directory."""
+    return _script(_UNPACK, path, str(size))
+
+
+def pack(path: str) -> list[str]:
+    """Write a directory to stdout as a tar."""
+    return _script(_PACK, path)
+
+
+def make_user(uid: int, workdir: str) -> list[str]:
+    """Make the agent's user, home and work directory where they are missing; run as root, once per image."""
+    text = """
+uid=$1; work=$2
+for file in passwd group; do
+    [ -e /etc/$file ] || echo "root:x:0:$([ $file = passwd ] && echo 0:root:/root:/bin/sh)" >/etc/$file || exit 1
+    line="agent:x:$uid:$([ $file = passwd ] && echo "$uid:agent:/home/agent:/bin/sh")"
+    grep -qxF "$line" /etc/$file && continue
+    { echo "$line"; grep -v '^agent:' /etc/$file; } >/etc/$file.sandlot; cat /etc/$file.sandlot >/etc/$file || exit 1
+    rm -f /etc/$file.sandlot
+done
+mkdir -p /home/agent /root /tmp "$work" && chmod 1777 /tmp && chown "$uid:$uid" /home/agent || exit 1
+[ "$(readlink -f "$work")" = / ] || chown -R "$uid:$uid" "$work"
+"""
+    return _script(text, str(uid), workdir)
