@@ -19,6 +19,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from sandlot.chat.literals import Literals
+from sandlot.chat.segments import Segments
 from sandlot.errors import ModelError
 
 
@@ -38,6 +39,10 @@ class ChatTokenizer:
         self.literals = Literals(aliases)
         nonce = next(iter(self._literal_of), "(?!)..")[:-2]
         self._any_alias = re.compile(f"{nonce}.\U0010fffd")
+        self._nonce = nonce
+        self._segments = Segments(self._encode_all)
+        self._id_after_nonce = {alias[-2:]: self.control_ids[s] for s, alias in aliases.items()}
+        self._splits = self._control_tokens_part_text(spec)
         self._check_ids(spec)
         top = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self.vocab_size = max(top, model_vocab_size)
@@ -69,13 +74,36 @@ class ChatTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of text in which only aliases are control tokens. No begin or end token is added."""
-        try:
-            encoded = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
-        except (TypeError, UnicodeEncodeError):  # a lone surrogate, which JSON can carry and UTF-8 cannot
-            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-            encoded = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
-        ids: list[int] = encoded[0].ids
+        if not self._splits:
+            return list(self._encode_all([text])[0])
+        first, *others = text.split(self._nonce)
+        stretches = self._segments.ids([first, *(other[2:] for other in others)])
+        ids = stretches[0].tolist()
+        for other, stretch in zip(others, stretches[1:], strict=True):
+            ids.append(self._id_after_nonce[other[:2]])
+            ids.extend(stretch)
         return ids
+
+    def _encode_all(self, texts: list[str]) -> list[Sequence[int]]:
+        try:
+            encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        except (TypeError, UnicodeEncodeError):  # a lone surrogate, which JSON can carry and UTF-8 cannot
+            texts = [text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for text in texts]
+            encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return [each.ids for each in encoded]
+
+    def _control_tokens_part_text(self, spec: dict[str, Any]) -> bool:
+        """Whether text on either side of a control token is encoded as if it stood alone, found out by trying."""
+        tokens = [t for t in spec.get("added_tokens") or () if t["content"] in self._alias_of]
+        if not tokens or any(t.get(flag) for t in tokens for flag in ("lstrip", "rstrip", "single_word")):
+            return False
+        for literal in list(self._alias_of)[:8]:
+            alias, token_id = self._alias_of[literal], self.control_ids[literal]
+            for left, right in _SIDES:
+                whole, before, after = self._encode_all([f"{left}{alias}{right}", left, right])
+                if list(whole) != [*before, token_id, *after]:
+                    return False
+        return True
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, control tokens as aliases; bytes that are no UTF-8 become U+FFFD."""
@@ -121,6 +149,9 @@ def read_json(path: Path) -> dict[str, Any]:
         raise ModelError(f"{path} does not hold a JSON object; download or save the model again")
     return value
 
+
+_SIDES = (("", "word"), ("word", ""), ("word ", " word"), ("a\n", "\n\nb"), ("1", "2"), ("  ", "x  "), ("é", "日本"))
+"""What stands before and after a control token to find out whether it parts them."""
 
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
