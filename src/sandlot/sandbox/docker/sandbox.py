@@ -96,14 +96,18 @@ class DockerSandbox(RemoteSandbox):
 
     async def _find_out(self, error: SandboxError) -> None:
         """Whether a call failed because the container is gone."""
-        try:
-            state = (await self.container.show())["State"]
-            ended = "" if state["Running"] else f"its first process ended with {state.get('ExitCode')}"
-        except Exception as unknown:  # whatever the daemon says, the first error is the better one
-            ended = "its container is gone" if getattr(unknown, "status", 0) == 404 else ""
-        if ended:
-            self._reason = self._reason or ended
-            raise SandboxLostError(f"the sandbox is gone: {self._reason}") from error
+        if (reason := await self.why_lost()) is not None:
+            raise SandboxLostError(f"the sandbox is gone: {reason}") from error
+
+    async def why_lost(self) -> str | None:
+        """See `Owner.why_lost`."""
+        if self._reason is None:
+            try:
+                state = (await self.container.show())["State"]
+                self._reason = None if state["Running"] else f"its first process ended with {state.get('ExitCode')}"
+            except Exception as unknown:  # whatever the daemon says, the first error is the better one
+                self._reason = "its container is gone" if getattr(unknown, "status", 0) == 404 else None
+        return self._reason
 
     async def out_of_memory(self, code: int) -> bool:
         """See `Owner.out_of_memory`; known where the daemon runs on this machine."""

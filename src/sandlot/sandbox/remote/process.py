@@ -42,7 +42,11 @@ class Owner(Protocol):
         ...
 
     def lost(self) -> str | None:
-        """Why the sandbox is gone, None while it lives."""
+        """Why the sandbox is gone, None while it lives, as far as we know."""
+        ...
+
+    async def why_lost(self) -> str | None:
+        """The same, after a look."""
         ...
 
     async def out_of_memory(self, code: int) -> bool:
@@ -114,10 +118,12 @@ class RemoteProcess:
                 await asyncio.sleep(0.05)
             else:
                 raise SandboxError("the command's output ended, but not the command")
-        except (OSError, ValueError) as error:
-            if (reason := self._owner.lost()) is None:
-                raise SandboxError(f"the connection to a running command broke: {error}") from error
-            raise SandboxLostError(f"the sandbox died while a command ran: {reason}") from error
+        except (OSError, ValueError, SandboxError) as error:
+            if (reason := await self._owner.why_lost()) is not None:
+                raise SandboxLostError(f"the sandbox died while a command ran: {reason}") from error
+            if isinstance(error, SandboxError):
+                raise
+            raise SandboxError(f"the connection to a running command broke: {error}") from error
         finally:
             for task in (reading, writing):
                 task.cancel()

@@ -51,6 +51,10 @@ class RemoteSandbox(ABC):
         """Why the sandbox is gone, None while it lives."""
         return self._reason
 
+    async def why_lost(self) -> str | None:
+        """See `Owner.why_lost`. Backends look whether the sandbox is there."""
+        return self._reason
+
     async def exec(
         self,
         command: Sequence[str] | str,
