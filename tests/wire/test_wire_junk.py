@@ -27,7 +27,7 @@ values = st.recursive(leaves, lambda v: st.lists(v, max_size=3) | st.dictionarie
 objects = st.dictionaries(words, values, max_size=4)
 calls = st.one_of(
     st.builds(lambda n, a: ParsedCall(n, a, "", "ok"), st.sampled_from(["Bash", "x"]), objects),
-    st.builds(lambda a: ParsedCall("Bash", a, a, "invalid_arguments"), words.map(lambda t: "{" + t)),
+    st.builds(lambda a: ParsedCall("Bash", a, a, "invalid_arguments"), words.map(lambda t: "{" + t + ":")),
     st.builds(lambda a: ParsedCall("x", a, a, "unclosed"), words),
 )
 replies = st.builds(Reply, words, words, st.lists(calls, max_size=3).map(tuple))
