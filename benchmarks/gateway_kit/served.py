@@ -13,8 +13,8 @@ from sandlot.chat.format import load_chat_format
 from sandlot.engine.base import SamplingParams
 from sandlot.engine.sglang import SglangEngine
 from sandlot.gateway import Gateway
+from sandlot.gateway.call import Policy, Recorder
 from sandlot.gateway.gateway import NoRecorder
-from sandlot.gateway.session import Policy, Recorder
 from sandlot.rollout.recorder import JournalRecorder
 from sandlot.trajectory.journal import JournalWriter
 from sandlot.trajectory.records import SessionRecord

@@ -15,7 +15,8 @@ from sandlot.chat.format import load_chat_format
 from sandlot.chat.messages import Message, Tool
 from sandlot.engine.base import Generation, SamplingParams, checked
 from sandlot.gateway import Gateway, Policy
-from sandlot.gateway.session import Call, Session, Told
+from sandlot.gateway.call import Call, Told
+from sandlot.gateway.session import Session
 from sandlot.gateway.wire import ChatRequest
 from support.policy import call_text, encode_control
 from support.toy_model import make_toy_model

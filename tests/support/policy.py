@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from sandlot.chat.format import TemplateFormat
 from sandlot.engine.base import EngineInfo, Generation, SamplingParams, checked
-from sandlot.gateway.session import Policy
+from sandlot.gateway.call import Policy
 
 Say = Callable[[list[int], int], str | list[int] | BaseException]
 """Prompt ids and number of the call → text to tokenize, ids to emit as they are, or an error to raise."""

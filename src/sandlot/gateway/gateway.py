@@ -18,10 +18,11 @@ from aiohttp import web
 from sandlot.engine.base import SamplingParams
 from sandlot.engine.resumable import PauseMode, ResumableEngine
 from sandlot.errors import ConfigError
+from sandlot.gateway.call import Policy, Recorder
 from sandlot.gateway.limits import GatewayLimits, SessionLimits
 from sandlot.gateway.metrics import Metrics
 from sandlot.gateway.server import agent_app, key_digest
-from sandlot.gateway.session import Policy, Recorder, Session
+from sandlot.gateway.session import Session
 from sandlot.trajectory.audit import AuditReport, audit
 from sandlot.trajectory.sample import Sample
 from sandlot.trajectory.samples import linearize

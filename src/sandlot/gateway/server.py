@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable
@@ -12,8 +10,9 @@ from typing import TYPE_CHECKING
 import msgspec
 from aiohttp import web
 
-from sandlot.gateway.session import Call, Session, Told
-from sandlot.gateway.wire import WIRES, ChatRequest, Head, Wire, WireError, wire_for
+from sandlot.gateway.call import Told
+from sandlot.gateway.session import Session
+from sandlot.gateway.wire import WIRES, ChatRequest, Wire, WireError, wire_for
 
 if TYPE_CHECKING:
     from sandlot.gateway.gateway import Gateway
@@ -147,36 +146,30 @@ class _Handler:
         if isinstance(call, Told):
             await response.prepare(request)
             with session.delivering(call.turn_id):
-                await response.write(wire.head(call.answer.head, asked) + wire.tail(call.answer, asked))
-                await response.write_eof()
+                await response.write_eof(wire.head(call.answer.head, asked) + wire.tail(call.answer, asked))
             return response
         with call:
             head = await call.ready()
-            with contextlib.suppress(TimeoutError):  # a fast failure still gets a true HTTP status
-                await asyncio.wait_for(call.result(), self._gateway.limits.grace)
-            await response.prepare(request)
-            await response.write(wire.head(head, asked))
-            try:
-                told = await self._kept_alive(call, head, wire, asked, response)
-            except WireError as error:
-                if error.kind == "overloaded":  # the word by which clients know that asking again may help
-                    error = WireError("overloaded", f"overloaded: {error}")
-                await response.write(wire.error_event(error, head, asked))
-                await response.write_eof()
-                return response
+            written = b""
+            if await call.ended(self._gateway.limits.grace):
+                told = await call.result()  # a fast failure still gets a true HTTP status
+                await response.prepare(request)
+                written = wire.head(head, asked)
+            else:
+                await response.prepare(request)
+                await response.write(wire.head(head, asked))
+                while not await call.ended(self._gateway.limits.keepalive):
+                    await response.write(wire.keepalive(head, asked))
+                try:
+                    told = await call.result()
+                except WireError as error:
+                    if error.kind == "overloaded":  # the word by which clients know that asking again may help
+                        error = WireError("overloaded", f"overloaded: {error}")
+                    await response.write_eof(wire.error_event(error, head, asked))
+                    return response
             with session.delivering(told.turn_id):
-                await response.write(wire.tail(told.answer, asked))
-                await response.write_eof()
+                await response.write_eof(written + wire.tail(told.answer, asked))
         return response
-
-    async def _kept_alive(
-        self, call: Call, head: Head, wire: Wire, asked: ChatRequest, response: web.StreamResponse
-    ) -> Told:
-        while True:
-            try:
-                return await asyncio.wait_for(call.result(), self._gateway.limits.keepalive)
-            except TimeoutError:
-                await response.write(wire.keepalive(head, asked))
 
 
 def _refused(wire: Wire, error: WireError) -> web.Response:

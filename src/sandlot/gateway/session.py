@@ -8,129 +8,34 @@ more before that leaves nothing.
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from dataclasses import replace
+from typing import Any
 
-import numpy as np
-
-from sandlot.chat.base import ChatFormat
 from sandlot.chat.continuity import Continuity, Match
-from sandlot.chat.messages import CallStatus, Message, ToolCall, digest
-from sandlot.engine.base import Engine, Generation, SamplingParams
+from sandlot.chat.messages import digest
+from sandlot.engine.base import Generation, SamplingParams
 from sandlot.engine.ids import PromptIds
 from sandlot.errors import ContextOverflowError, EngineError, SandlotError
+from sandlot.gateway.answering import Taken, take
 from sandlot.gateway.bodies import Bodies
+from sandlot.gateway.call import Asked, Call, Counters, Policy, Recorder, Told
+from sandlot.gateway.ledger import Ledger
 from sandlot.gateway.limits import SessionLimits
 from sandlot.gateway.prompts import Prompts
-from sandlot.gateway.wire.base import Answer, ChatRequest, Head, WireError
+from sandlot.gateway.wire.base import ChatRequest, Head, WireError
 from sandlot.trajectory.tree import SessionTree
-from sandlot.trajectory.turn import Ids, Turn, ids_array, ids_sha256
-
-SENT_STATUSES: frozenset[CallStatus] = frozenset({"ok", "unknown_tool", "invalid_arguments"})
-"""Calls the agent is told of as calls; the others it sees as text."""
-
+from sandlot.trajectory.turn import Ids, Turn, ids_array
 
 log = logging.getLogger(__name__)
-_DECLINED = "the chat format renders in full here"
+_SHORT = 8_000
+"""Characters of new text up to which it is rendered on the event loop, which is quicker than asking a thread."""
 _SEALED = "this session is sealed; no more calls are answered"
-
-
-class Recorder(Protocol):
-    """Where a session's turns are kept. Blocking; called in threads, one call at a time per session."""
-
-    def turn(self, turn: Turn) -> None: ...
-
-    def delivered(self, turn_id: str) -> None: ...
-
-    def event(self, kind: str, detail: Mapping[str, Any]) -> None: ...
-
-    def sealed(self, detail: Mapping[str, Any]) -> None: ...
-
-
-@dataclass(frozen=True)
-class Policy:
-    """What samples for a session: shared by all sessions of a gateway unless one asks for its own sampling."""
-
-    engine: Engine
-    format: ChatFormat
-    model: str
-    sampling: SamplingParams
-    max_context: int
-    logprobs_mode: str
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """What was sent to the engine, and for whom."""
-
-    request: ChatRequest
-    match: Match
-    identity: bytes
-    call_prefix: str
-    head: Head
-    prompt: PromptIds
-    new_ids: Ids
-    sampling: SamplingParams
-    version: str
-
-
-@dataclass(frozen=True)
-class Told:
-    """A recorded turn with what the agent is told of it."""
-
-    turn_id: str
-    answer: Answer
-
-
-@dataclass
-class Call:
-    """One call in flight. Used as a context manager by each handler that waits for it: when the last one leaves
-    before the turn is recorded, the call is cancelled and with it the engine's work."""
-
-    head: Head
-    prepared: asyncio.Future[int]
-    abandon: Callable[[], None] = field(init=False)
-    task: asyncio.Task[Told] = field(init=False)
-    _waiters: int = 0
-
-    def __enter__(self) -> Call:
-        self._waiters += 1
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._waiters -= 1
-        if self._waiters == 0 and not self.task.done():
-            self.abandon()
-
-    async def ready(self) -> Head:
-        """Wait until the prompt is known. Raises `WireError` when the call is refused before sampling."""
-        return replace(self.head, prompt_tokens=await asyncio.shield(self.prepared))
-
-    async def result(self) -> Told:
-        """Wait for the recorded turn. Raises `WireError` when there is none."""
-        return await asyncio.shield(self.task)
-
-
-@dataclass
-class Counters:
-    """What happened so far. `engine_error` is the last engine failure that no later turn followed."""
-
-    turns: int = 0
-    sampled_tokens: int = 0
-    prompt_tokens: int = 0
-    joined: int = 0
-    replayed: int = 0
-    abandoned: int = 0
-    calls: dict[str, int] = field(default_factory=dict)
-    engine_error: str = ""
-    stopped_by: str = ""
 
 
 class Session:
@@ -159,7 +64,7 @@ class Session:
         self.turns: list[Turn] = []
         self.delivered_turns: set[str] = set()
         self.sealed = False
-        self._recorder = recorder
+        self._ledger = Ledger(recorder, in_thread)
         self.bodies = Bodies()
         self._continuity = Continuity()
         self._prompts = Prompts(self.tree)
@@ -169,10 +74,8 @@ class Session:
         self._calls: dict[bytes, Call] = {}
         self._tasks: set[asyncio.Task[Told]] = set()
         self._told: dict[bytes, Told] = {}
-        self._notes: set[asyncio.Task[None]] = set()
         self._claimed = 0
         self._slots = asyncio.Semaphore(limits.concurrent)
-        self._journal = asyncio.Lock()
         self._opened_monotonic = time.monotonic()
 
     # -- the agent's side ---------------------------------------------------------------------------------------
@@ -218,9 +121,7 @@ class Session:
                 self.delivered_turns.discard(turn_id)
             raise
         if first:
-            record = asyncio.create_task(self._record(self._recorder.delivered, turn_id))
-            self._notes.add(record)
-            record.add_done_callback(self._notes.discard)
+            self._ledger.delivered(turn_id)
 
     # -- the control side ---------------------------------------------------------------------------------------
 
@@ -229,12 +130,12 @@ class Session:
         self.sealed = True
         for task in self._tasks:
             task.cancel()
-        if waiting := {*self._tasks, *self._notes}:
+        if waiting := {*self._tasks, *self._ledger.flush()}:
             await asyncio.wait(waiting, timeout=timeout)
 
     async def record_seal(self, detail: Mapping[str, Any]) -> None:
         """Close the session's journal with its outcome."""
-        await self._record(self._recorder.sealed, detail)
+        await self._ledger.run(self._ledger.recorder.sealed, detail)
 
     def recorded_turns(self) -> list[Turn]:
         """All turns in the order they were recorded, each with whether it was delivered."""
@@ -247,7 +148,7 @@ class Session:
 
     async def note(self, kind: str, **detail: Any) -> None:
         """Put a fact that is no turn into the journal."""
-        await self._record(self._recorder.event, kind, detail)
+        await self._ledger.run(self._ledger.recorder.event, kind, detail)
 
     # -- one call -----------------------------------------------------------------------------------------------
 
@@ -265,7 +166,7 @@ class Session:
                     async with self._gate() as version:
                         sampling = self.policy.sampling.capped(min([room, *self._token_caps(request)]))
                         generation = await self._generate(prompt, sampling, call.head.id)
-                    asked = _Asked(request, match, identity, call_prefix, call.head, prompt, new_ids, sampling, version)
+                    asked = Asked(request, match, identity, call_prefix, call.head, prompt, new_ids, sampling, version)
                     commit = asyncio.ensure_future(self._commit(asked, generation))
                     while not commit.done():  # the turn exists or does not exist as a whole, whoever goes away
                         with contextlib.suppress(asyncio.CancelledError):
@@ -312,74 +213,39 @@ class Session:
         if match.turn is not None and fmt.can_extend:
             output = self.tree[match.turn].output_ids.tolist()
             names = self._call_names(match.turn)
-            tail = await self._in_thread(fmt.extend, output, names, match.new, request.tools)
+            if sum(len(message.text) for message in match.new) <= _SHORT:
+                tail = fmt.extend(output, names, match.new, request.tools)
+            else:
+                tail = await self._in_thread(fmt.extend, output, names, match.new, request.tools)
             if tail is not None:
                 new = ids_array(tail)
                 return self._prompts.continued(match.turn, new), new
         whole = ids_array(await self._in_thread(fmt.render, request.messages, request.tools))
         return PromptIds(whole), whole
 
-    async def _commit(self, asked: _Asked, generation: Generation) -> Told:
-        policy, output = self.policy, list(generation.output_ids)
-        request, match, prompt = asked.request, asked.match, asked.prompt
-        cut = generation.finish_reason == "length"
-        reply = await self._in_thread(lambda: policy.format.parse(output, prompt, request.callable, truncated=cut))
-        turn_id = secrets.token_hex(10)
-        sent = [c for c in reply.calls if c.status in SENT_STATUSES]
-        call_ids = tuple(f"{asked.call_prefix}{turn_id}_{k}" for k in range(len(sent)))
-        signature = base64.b64encode(f"sandlot:{turn_id}".encode()).decode()
-        extends = len(asked.new_ids) < len(prompt)
-        declined = match.turn is not None and policy.format.can_extend and not extends
-        turn = Turn(
-            id=turn_id,
-            parent=match.turn if extends else None,
-            shared=self.tree[match.turn].length if extends and match.turn is not None else 0,
-            new_ids=asked.new_ids,
-            output_ids=ids_array(output),
-            logprobs=np.asarray(generation.logprobs, dtype=np.float64),
-            finish_reason=generation.finish_reason,
-            prompt_sha256=ids_sha256(prompt.array),
-            prompt_length=len(prompt),
-            versions=tuple((s.version, s.start, s.end) for s in generation.versions)
-            or ((asked.version, 0, len(output)),),
-            sampling=asked.sampling.as_dict(),
-            logprobs_mode=policy.logprobs_mode,
-            model=policy.model,
-            created=time.time(),
-            request_sha256=asked.identity.hex(),
-            branch=request.branch,
-            fork=match.fork or (_DECLINED if declined else ""),
-            parse=tuple(c.status for c in reply.calls),
-            metadata={"ambiguous": True} if reply.ambiguous else {},
-        )
-        await self._record(self._recorder.turn, turn)
+    async def _commit(self, asked: Asked, generation: Generation) -> Told:
+        taken = await self._ledger.run(self._take, asked, generation)
+        turn = taken.turn
         self.tree.add(turn)
-        self._prompts.keep(turn, prompt)
+        self._prompts.keep(turn, asked.prompt)
         self.turns.append(turn)
         if turn.fork:
-            self.forks.append((turn_id, turn.fork))
-        # A call that was cut off is told as text: a reply without any visible part would be dropped by some clients.
-        unclosed = "".join(c.raw for c in reply.calls if c.status == "unclosed")
-        text = reply.text + unclosed
-        told_message = Message(
-            "assistant",
-            text,
-            reply.reasoning,
-            tuple(ToolCall(c.name, c.arguments, i) for c, i in zip(sent, call_ids, strict=True)),
-        )
-        statuses = tuple(c.status for c in sent)
-        self._continuity.record(match, turn_id, told_message, (*call_ids, signature), statuses)
-        self._count(generation, prompt, turn)
-        told_reply = replace(reply, text=text, calls=tuple(sent), truncated=reply.truncated or cut)
-        finish: Literal["stop", "tool_calls", "length"] = (
-            "length" if told_reply.truncated else "tool_calls" if sent else "stop"
-        )
-        answer = Answer(
-            replace(asked.head, prompt_tokens=len(prompt)), told_reply, call_ids, signature, finish, len(output)
-        )
-        told = Told(turn_id, answer)
-        self._told[asked.identity] = told
-        return told
+            self.forks.append((turn.id, turn.fork))
+        self._continuity.record(asked.match, turn.id, taken.message, taken.marks, taken.statuses)
+        self._count(turn)
+        self._told[asked.identity] = taken.told
+        return taken.told
+
+    def _take(self, asked: Asked, generation: Generation) -> Taken:
+        """Parse what was sampled and record it as a turn. Runs in a thread."""
+        parent = asked.match.turn
+        cut = generation.finish_reason == "length"
+        fmt, tools = self.policy.format, asked.request.callable
+        reply = fmt.parse(list(generation.output_ids), asked.prompt, tools, truncated=cut)
+        length = self.tree[parent].length if parent is not None else 0
+        taken = take(asked, generation, reply, self.policy, length)
+        self._ledger.recorder.turn(taken.turn)
+        return taken
 
     # -- small parts --------------------------------------------------------------------------------------------
 
@@ -434,15 +300,11 @@ class Session:
         told = self._continuity.told(turn_id)
         return [c.name for c in told.tool_calls]
 
-    def _count(self, generation: Generation, prompt: PromptIds, turn: Turn) -> None:
+    def _count(self, turn: Turn) -> None:
         counters = self.counters
         counters.turns += 1
-        counters.sampled_tokens += len(generation.output_ids)
-        counters.prompt_tokens += len(prompt)
+        counters.sampled_tokens += len(turn.output_ids)
+        counters.prompt_tokens += turn.prompt_length
         counters.engine_error = ""
         for status in turn.parse:
             counters.calls[status] = counters.calls.get(status, 0) + 1
-
-    async def _record(self, write: Callable[..., None], *args: Any) -> None:
-        async with self._journal:
-            await self._in_thread(write, *args)

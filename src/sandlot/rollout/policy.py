@@ -18,7 +18,7 @@ from sandlot.engine.probe import probe
 from sandlot.engine.process import EngineProcess
 from sandlot.engine.replicas import ReplicatedEngine
 from sandlot.errors import ConfigError, ModelError
-from sandlot.gateway.session import Policy
+from sandlot.gateway.call import Policy
 from sandlot.rollout.scripts import idle_scripts, solution_scripts
 from sandlot.tasks import Task
 

@@ -22,7 +22,7 @@ from sandlot.config import RunConfig, load_config
 from sandlot.engine import SamplingParams
 from sandlot.errors import ConfigError, FailureKind, SandlotError, TaskError
 from sandlot.gateway import Gateway, GatewayLimits
-from sandlot.gateway.session import Policy
+from sandlot.gateway.call import Policy
 from sandlot.harness import HARNESSES, Command, Endpoint, Harness
 from sandlot.rollout.episode import Episode, EpisodeRunner
 from sandlot.rollout.outcome import EpisodeResult

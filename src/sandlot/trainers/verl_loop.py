@@ -17,7 +17,7 @@ from typing import Any
 
 from sandlot.engine import EngineInfo, Generation, SamplingParams, VersionSpan, checked
 from sandlot.errors import ConfigError, ContextOverflowError, EngineError, MissingDependencyError
-from sandlot.gateway.session import Policy
+from sandlot.gateway.call import Policy
 from sandlot.trainers.base import TrainerDataError
 from sandlot.trainers.base import checked as checked_samples
 from sandlot.trainers.live import LiveRollouts, read_rollout_file

@@ -35,7 +35,7 @@ from sandlot.trajectory.turn import Turn
 # A gzip header (deflate, with extra field, no time) whose one subfield "SL" is: size of what follows, its CRC-32.
 _FIXED = b"\x1f\x8b\x08\x04\x00\x00\x00\x00\x00\xff" + struct.pack("<H2sH", 12, b"SL", 8)
 _HEADER = len(_FIXED) + 8
-_LEVEL = 6
+_LEVEL = 1  # numbers hardly shrink further, and the agent waits meanwhile
 
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
@@ -58,7 +58,8 @@ class JournalContent:
 
 
 class JournalWriter:
-    """Appends records to the journal of one episode. Thread-safe; every call blocks until the record is on disk.
+    """Appends records to the journal of one episode. Thread-safe; every call blocks until the record is on disk, but
+    for `delivered`, which gets there with the record after it at the latest.
 
     Opening an existing journal checks it, drops a torn tail and goes on; `content` is what was there. Only one
     writer can have a journal open. After a `SealedRecord` nothing can follow.
@@ -83,8 +84,11 @@ class JournalWriter:
             os.close(self._fd)
             raise
 
-    def append(self, record: Record) -> None:
-        """Write a record and wait until it is on disk. A refused record or a failed write leaves the journal as is."""
+    def append(self, record: Record, *, wait: bool = True) -> None:
+        """Write a record and wait until it is on disk (without `wait`: until it survives the end of this process).
+
+        A refused record or a failed write leaves the journal as is.
+        """
         member = _member(record)
         with self._lock:
             if self._fd < 0:
@@ -95,7 +99,8 @@ class JournalWriter:
                 view = memoryview(member)
                 while view:
                     view = view[os.write(self._fd, view) :]
-                os.fsync(self._fd)
+                if wait:
+                    os.fsync(self._fd)
             except BaseException:
                 os.ftruncate(self._fd, self._end)
                 raise
@@ -108,7 +113,7 @@ class JournalWriter:
 
     def delivered(self, turn_id: str) -> None:
         """Record that the whole reply of a turn reached the client."""
-        self.append(DeliveredRecord(turn_id))
+        self.append(DeliveredRecord(turn_id), wait=False)
 
     @property
     def sealed(self) -> bool:

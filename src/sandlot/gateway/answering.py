@@ -1,0 +1,82 @@
+"""From a generation to a turn and to what the agent is told of it. Pure."""
+
+from __future__ import annotations
+
+import base64
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from sandlot.chat.messages import CallStatus, Message, ParsedCall, Reply, ToolCall
+from sandlot.engine.base import Generation
+from sandlot.gateway.call import Asked, Policy, Told
+from sandlot.gateway.wire.base import Answer
+from sandlot.trajectory.turn import Turn, ids_array, ids_sha256
+
+SENT_STATUSES: frozenset[CallStatus] = frozenset({"ok", "unknown_tool", "invalid_arguments"})
+"""Calls the agent is told of as calls; the others it sees as text."""
+
+_DECLINED = "the chat format renders in full here"
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A generation that was taken in: the turn, how the agent is told, and how the turn is known again."""
+
+    turn: Turn
+    told: Told
+    message: Message
+    marks: tuple[str, ...]
+    statuses: tuple[CallStatus, ...]
+
+
+def take(asked: Asked, generation: Generation, reply: Reply, policy: Policy, parent_length: int) -> Taken:
+    """Everything that follows from a generation. `parent_length`: tokens of the turn that the request continues."""
+    cut = generation.finish_reason == "length"
+    turn = _turn(asked, generation, reply, policy, parent_length)
+    sent = [c for c in reply.calls if c.status in SENT_STATUSES]
+    call_ids = tuple(f"{asked.call_prefix}{turn.id}_{k}" for k in range(len(sent)))
+    signature = base64.b64encode(f"sandlot:{turn.id}".encode()).decode()
+    # A call that was cut off is told as text: a reply without any visible part would be dropped by some clients.
+    text = reply.text + "".join(c.raw for c in reply.calls if c.status == "unclosed")
+    told = replace(reply, text=text, calls=tuple(sent), truncated=reply.truncated or cut)
+    finish: Literal["stop", "tool_calls", "length"] = "length" if told.truncated else "tool_calls" if sent else "stop"
+    head = replace(asked.head, prompt_tokens=len(asked.prompt))
+    answer = Answer(head, told, call_ids, signature, finish, len(turn.output_ids))
+    message = Message("assistant", text, reply.reasoning, _calls(sent, call_ids))
+    return Taken(turn, Told(turn.id, answer), message, (*call_ids, signature), tuple(c.status for c in sent))
+
+
+def _calls(sent: Sequence[ParsedCall], call_ids: Sequence[str]) -> tuple[ToolCall, ...]:
+    return tuple(ToolCall(c.name, c.arguments, i) for c, i in zip(sent, call_ids, strict=True))
+
+
+def _turn(asked: Asked, generation: Generation, reply: Reply, policy: Policy, parent_length: int) -> Turn:
+    match, sampled = asked.match, len(generation.output_ids)
+    extends = len(asked.new_ids) < len(asked.prompt)
+    declined = match.turn is not None and policy.format.can_extend and not extends
+    return Turn(
+        id=secrets.token_hex(10),
+        parent=match.turn if extends else None,
+        shared=parent_length if extends else 0,
+        new_ids=asked.new_ids,
+        output_ids=ids_array(generation.output_ids),
+        logprobs=np.asarray(generation.logprobs, dtype=np.float64),
+        finish_reason=generation.finish_reason,
+        prompt_sha256=ids_sha256(asked.prompt.array),
+        prompt_length=len(asked.prompt),
+        versions=tuple((s.version, s.start, s.end) for s in generation.versions) or ((asked.version, 0, sampled),),
+        sampling=asked.sampling.as_dict(),
+        logprobs_mode=policy.logprobs_mode,
+        model=policy.model,
+        created=time.time(),
+        request_sha256=asked.identity.hex(),
+        branch=asked.request.branch,
+        fork=match.fork or (_DECLINED if declined else ""),
+        parse=tuple(c.status for c in reply.calls),
+        metadata={"ambiguous": True} if reply.ambiguous else {},
+    )
