@@ -3,56 +3,129 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from sandlot.errors import FailureKind
+from sandlot.gateway import SessionLimits
 from sandlot.harness import Endpoint, Harness
 from sandlot.harness.claude_code import ClaudeCode
+from sandlot.harness.codex import Codex
+from sandlot.harness.gemini_cli import GeminiCli
+from sandlot.harness.mini_swe_agent import MiniSweAgent
+from sandlot.harness.opencode import OpenCode
 from sandlot.harness.pi import Pi
+from sandlot.harness.qwen_code import QwenCode
+from sandlot.sandbox import ExecResult
 from support.host_cli import run_on_host
 from support.policy import call_text
-from support.rig import MakeRig
+from support.rig import MakeRig, Rig
+from support.told_agents import broken_call, farewell, in_turn, shell_call, thinking
 
 pytestmark = [pytest.mark.npm, pytest.mark.slow]
 
+WIRES = ("chat", "anthropic", "responses", "google")
+AGENTS: list[Any] = [
+    *(pytest.param(Pi(wire), id=f"pi-{wire}") for wire in WIRES),
+    pytest.param(ClaudeCode(), id="claude-code"),
+    pytest.param(Codex(), id="codex"),
+    pytest.param(Codex(as_model="gpt-5.5"), id="codex-as-gpt"),
+    *(pytest.param(OpenCode(wire), id=f"opencode-{wire}") for wire in WIRES),
+    *(pytest.param(QwenCode(wire), id=f"qwen-code-{wire}") for wire in WIRES),
+    pytest.param(GeminiCli(), id="gemini-cli"),
+]
+MINI: list[Any] = [
+    pytest.param(MiniSweAgent(wire), id=f"mini-swe-agent-{wire}") for wire in ("chat", "anthropic", "google")
+]
+ENDING: list[Any] = [
+    pytest.param(harness, id=harness.name) for harness in (Codex(), OpenCode(), QwenCode(), GeminiCli(), MiniSweAgent())
+]
+ASKED_AGAIN = {("qwen-code", "anthropic")}
+"""Whose answer to a broken call is the same request again: the turn stays, as a branch of its own."""
 
-@pytest.mark.parametrize("prefixed", [False, True])
-@pytest.mark.parametrize(
-    "harness",
-    [
-        pytest.param(Pi("chat"), id="pi-chat"),
-        pytest.param(Pi("anthropic"), id="pi-anthropic"),
-        pytest.param(Pi("responses"), id="pi-responses"),
-        pytest.param(Pi("google"), id="pi-google"),
-        pytest.param(ClaudeCode(), id="claude-code"),
-    ],
-)
+
+async def _run(rig: Rig, harness: Harness, tmp_path: Path, base: str | None = None) -> ExecResult:
+    endpoint = Endpoint(base or rig.url, rig.opened.api_key, "policy", 120_000, 8_000)
+    return await run_on_host(harness, endpoint, "Write hello.txt.", tmp_path)
+
+
+@pytest.mark.parametrize("harness", AGENTS)
 async def test_a_task_with_parallel_and_bad_calls_is_one_branch(
-    make_rig: MakeRig, tmp_path: Path, harness: Harness, prefixed: bool
+    make_rig: MakeRig, tmp_path: Path, harness: Harness
 ) -> None:
-    shell = "Bash" if harness.name == "claude-code" else "bash"
     said = [
-        "<think>\nFirst I write.\n</think>\n\n"
-        + call_text(shell, {"command": "echo hi > hello.txt"}, before="I write.\n"),
-        call_text(shell, {"command": "cat hello.txt"}) + "\n" + call_text(shell, {"command": "ls -a"}),
-        call_text(shell, '{"command": "echo', before="A broken call.\n"),
+        thinking("First I write.", shell_call(harness, "echo hi > hello.txt", before="I write.\n")),
+        shell_call(harness, "cat hello.txt") + "\n" + shell_call(harness, "ls -a"),
         call_text("no_such_tool", {"a": 1}),
-        "<think>\nI look.\n</think>\n\n" + call_text(shell, {"command": "printf 'caf\u00e9'"}),
-        "  All done.\n\n",
+        broken_call(harness, before="A broken call.\n"),
+        thinking("I look.", shell_call(harness, "printf 'caf\u00e9'")),
+        farewell(harness),
     ]
-    rig = await make_rig(lambda prompt, number: said[min(number, len(said) - 1)])
-    base = f"{rig.url}/s/{rig.session.id}" if prefixed else rig.url
-    result = await run_on_host(
-        harness, Endpoint(base, rig.opened.api_key, "policy", 120_000, 8_000), "Write hello.txt.", tmp_path
-    )
-    assert result.exit_code == 0, result.stderr
+    rig = await make_rig(in_turn(said))
+    result = await _run(rig, harness, tmp_path)
+    assert harness.failure(result) == (None, ""), result.text()
     assert (tmp_path / "work" / "hello.txt").read_text() == "hi\n"
     turns = rig.session.turns
     assert len(turns) == len(said)
-    assert [t.parent for t in turns] == [None, *(t.id for t in turns[:-1])]
-    assert rig.session.forks == []
     assert rig.session.counters.calls == {"ok": 4, "invalid_arguments": 1, "unknown_tool": 1}
     finished = await rig.gateway.finish(rig.session.id)
     assert not finished.report.violations
-    (sample,) = finished.samples
-    assert sum(sample.loss_mask) == sum(len(ids) for ids in rig.engine.sampled)
+    parents = [None, *(t.id for t in turns[:-1])]
+    if (harness.name, harness.protocols[0]) in ASKED_AGAIN:
+        parents[4] = turns[2].id
+        assert [why for _, why in rig.session.forks] == ["the same history again"]
+        assert len(finished.samples) == 2
+    else:
+        assert rig.session.forks == []
+        (sample,) = finished.samples
+        assert sum(sample.loss_mask) == sum(len(ids) for ids in rig.engine.sampled)
+    assert [t.parent for t in turns] == parents
+
+
+@pytest.mark.parametrize("harness", MINI)
+async def test_mini_is_one_branch_until_it_drops_a_turn(make_rig: MakeRig, tmp_path: Path, harness: Harness) -> None:
+    """It takes no note of calls it cannot read: the answer goes to a history without them."""
+    said = [
+        thinking("First I write.", shell_call(harness, "echo hi > hello.txt", before="I write.\n")),
+        shell_call(harness, "cat hello.txt") + "\n" + shell_call(harness, "ls -a"),
+        call_text("no_such_tool", {"a": 1}),
+        thinking("I look.", shell_call(harness, "printf 'caf\u00e9'")),
+        farewell(harness),
+    ]
+    rig = await make_rig(in_turn(said))
+    result = await _run(rig, harness, tmp_path)
+    assert harness.failure(result) == (None, ""), result.text()
+    assert (tmp_path / "work" / "hello.txt").read_text() == "hi\n"
+    turns = rig.session.turns
+    assert rig.session.counters.calls == {"ok": 5, "unknown_tool": 1}
+    assert [t.parent for t in turns] == [None, turns[0].id, turns[1].id, turns[1].id, turns[3].id]
+    assert len(rig.session.forks) == 1
+    finished = await rig.gateway.finish(rig.session.id)
+    assert not finished.report.violations
+    assert len(finished.samples) == 2
+
+
+@pytest.mark.parametrize("harness", [pytest.param(Pi(wire), id=f"pi-{wire}") for wire in WIRES])
+async def test_a_session_in_the_path(make_rig: MakeRig, tmp_path: Path, harness: Harness) -> None:
+    rig = await make_rig(in_turn([shell_call(harness, "echo hi > hello.txt"), "Done."]))
+    result = await _run(rig, harness, tmp_path, f"{rig.url}/s/{rig.session.id}")
+    assert harness.failure(result) == (None, ""), result.text()
+    assert len(rig.session.turns) == 2
+
+
+@pytest.mark.parametrize("harness", ENDING)
+async def test_a_spent_budget_ends_it_at_once(make_rig: MakeRig, tmp_path: Path, harness: Harness) -> None:
+    rig = await make_rig(in_turn([shell_call(harness, "echo hi >> hello.txt")]), limits=SessionLimits(turns=1))
+    result = await _run(rig, harness, tmp_path)
+    assert harness.failure(result)[0] == FailureKind.BUDGET, result.text()
+    assert (tmp_path / "work" / "hello.txt").read_text() == "hi\n"
+    assert len(rig.session.turns) == 1
+
+
+@pytest.mark.parametrize("harness", ENDING)
+async def test_a_full_context_ends_it_at_once(make_rig: MakeRig, tmp_path: Path, harness: Harness) -> None:
+    rig = await make_rig(in_turn(["Done."]), max_context=1024)
+    result = await _run(rig, harness, tmp_path)
+    assert harness.failure(result)[0] == FailureKind.CONTEXT_OVERFLOW, result.text()
+    assert rig.session.turns == []

@@ -8,7 +8,8 @@ from typing import Any
 from sandlot.errors import FailureKind
 from sandlot.harness.base import Command, Endpoint
 from sandlot.harness.ending import classify, last_words
-from sandlot.harness.npm import MOUNT_ROOT, Part, Progress, cpu, npm_layer
+from sandlot.harness.layer import MOUNT_ROOT, Progress
+from sandlot.harness.npm import Part, cpu, npm_layer
 from sandlot.sandbox import ExecResult, Layer, Sandbox
 
 _CLI = f"{MOUNT_ROOT}/claude-code/claude"

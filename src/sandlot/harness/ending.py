@@ -5,7 +5,7 @@ from __future__ import annotations
 from sandlot.errors import FailureKind
 from sandlot.sandbox import ExecResult
 
-_OVERFLOW = ("prompt is too long", "maximum context length", "context_length_exceeded")
+_OVERFLOW = ("prompt is too long", "maximum context length", "context_length_exceeded", "model's context window")
 # The gateway's words for a spent or sealed session; the CLIs' own for an answer cut at its token limit.
 _BUDGET = ("budget of this session", "session is sealed", "output token limit", "output token maximum")
 

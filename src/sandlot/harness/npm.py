@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import os
 import platform
 import shutil
@@ -21,18 +20,15 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 
 from sandlot.cache import cache_dir, locked
 from sandlot.errors import ConfigError
+from sandlot.harness.layer import MOUNT_ROOT, Progress, installers, make_layer
 from sandlot.sandbox import Layer
 
-MOUNT_ROOT = "/opt/sandlot"
 NODE = f"{MOUNT_ROOT}/node/bin/node"
 """Node inside the sandbox: called by its path, so that a task's own node stays the one on PATH."""
-
-Progress = Callable[[str], None]
 
 _RECIPE = 1
 """Raise it when the way of unpacking changes, so that layers are made anew."""
@@ -53,17 +49,23 @@ class Pin:
     version: str
     integrity: str
 
+    @property
+    def spec(self) -> str:
+        return f"{self.name}@{self.version}"
+
 
 @dataclass(frozen=True)
 class Part:
-    """A package within a layer: unpacked into `directory`, without the files that `skip` names.
+    """A package within a layer, by the name of its pin: unpacked into `directory`, without the files `skip` names.
 
-    `skip` gets the path inside the package, such as `dist/cli.js`.
+    `skip` gets the path inside the package, such as `dist/cli.js`; `programs` are made executable, for archives do not
+    always say so.
     """
 
     package: str
     directory: str = "."
     skip: Callable[[PurePosixPath], bool] | None = None
+    programs: tuple[str, ...] = ()
 
 
 def cpu() -> str:
@@ -79,9 +81,15 @@ def cpu() -> str:
 
 @cache
 def pins() -> Mapping[str, Pin]:
-    """The committed pins by package name."""
+    """The committed pins. A pin is named after its package, or says which `package` it is of."""
     table = tomllib.loads(Path(__file__).with_name("pins.toml").read_text())
-    return {name: Pin(name, pin["version"], pin["integrity"]) for name, pin in table.items()}
+    return {name: Pin(pin.get("package", name), pin["version"], pin["integrity"]) for name, pin in table.items()}
+
+
+def _pin(name: str) -> Pin:
+    if pin := pins().get(name):
+        return pin
+    raise ConfigError(f"{name} is not pinned, for it was not published: choose another harness on this machine")
 
 
 def node_layer(progress: Progress | None = None) -> Layer:
@@ -96,51 +104,30 @@ def npm_layer(name: str, parts: Sequence[Part], *, entry: str, progress: Progres
     `entry` is the file that must be there to run. Blocking; safe to call from many threads and processes at once.
     `ConfigError` when it cannot be made.
     """
-    chosen = [pins()[part.package] for part in parts]
-    recipe = json.dumps(
-        [_RECIPE, *([p.name, p.version, p.integrity, q.directory] for p, q in zip(chosen, parts, strict=True))]
+    chosen = [(_pin(part.package), part) for part in parts]
+
+    def fill(content: Path) -> None:
+        for pin, part in chosen:
+            if progress:
+                progress(f"fetching {pin.name} {pin.version}")
+            with tempfile.TemporaryDirectory(dir=content.parent) as box:
+                _unpack(_fetch(pin, Path(box)), content / part.directory, part.skip)
+            for program in part.programs:
+                (content / part.directory / program).chmod(0o755)
+
+    return make_layer(
+        name,
+        version=chosen[0][0].version,
+        recipe=[_RECIPE, *([p.name, p.version, p.integrity, part.directory, *part.programs] for p, part in chosen)],
+        entry=entry,
+        packages={p.name: {"version": p.version, "integrity": p.integrity} for p, _ in chosen},
+        fill=fill,
     )
-    key = hashlib.sha256(recipe.encode()).hexdigest()[:12]
-    root = cache_dir() / "layers"
-    target = root / f"{name}-{chosen[0].version}-{key}"
-    layer = Layer(target, f"{MOUNT_ROOT}/{name}")
-    if _complete(target, entry):
-        return layer
-    with locked(root / f".{name}.lock"):
-        if _complete(target, entry):
-            return layer
-        for left_behind in [target, *root.glob(f".new-{name}-*")]:
-            shutil.rmtree(left_behind, ignore_errors=True)
-        fresh = Path(tempfile.mkdtemp(prefix=f".new-{name}-", dir=root))
-        try:
-            content = fresh / "layer"
-            for pin, part in zip(chosen, parts, strict=True):
-                if progress:
-                    progress(f"fetching {pin.name} {pin.version}")
-                archive = _fetch(pin, fresh)
-                _unpack(archive, content / part.directory, part.skip)
-                archive.unlink()
-            if not (content / entry).is_file():
-                raise ConfigError(f"{chosen[0].name} {chosen[0].version} has no {entry}: correct its pin or its entry")
-            manifest = {"packages": {p.name: {"version": p.version, "integrity": p.integrity} for p in chosen}}
-            (content / "layer.json").write_text(json.dumps(manifest, indent=2) + "\n")
-            (content / "layer.json").chmod(0o644)
-            for directory in [content, *(d for d in content.rglob("*") if d.is_dir())]:
-                directory.chmod(0o755)  # whatever the umask: the sandbox's users read it too
-            content.rename(target)
-        finally:
-            shutil.rmtree(fresh, ignore_errors=True)
-    return layer
 
 
-def _complete(target: Path, entry: str) -> bool:
-    return (target / "layer.json").is_file() and (target / entry).is_file()
-
-
-def _fetch(pin: Pin, into: Path) -> Path:
-    """The verified package file."""
-    spec = f"{pin.name}@{pin.version}"
-    box = Path(tempfile.mkdtemp(dir=into))
+def _fetch(pin: Pin, box: Path) -> Path:
+    """The verified package file, in the empty directory `box`."""
+    spec = pin.spec
     argv = [*_npm(), "pack", spec, "--pack-destination", str(box), "--ignore-scripts", "--prefer-offline"]
     env = {**os.environ, "npm_config_update_notifier": "false", "npm_config_loglevel": "error"}
     try:
@@ -212,17 +199,14 @@ def _npm() -> list[str]:
 
 def _install_wheel(root: Path) -> None:
     cure = "install Node.js with npm (Debian and Ubuntu: apt-get install npm)"
-    if find_spec("pip"):
-        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-    elif uv := shutil.which("uv"):
-        pip = [uv, "pip"]
-    else:
+    found = installers()
+    if not found:
         raise ConfigError(f"npm is missing, and so are pip and uv to fetch it with: {cure}")
     with tempfile.TemporaryDirectory(dir=root.parent, prefix=".new-") as box:
         wanted = Path(box, "wanted.txt")
         wanted.write_text(" ".join([_NPM_WHEEL, *(f"--hash={h}" for h in _NPM_WHEEL_HASHES)]) + "\n")
         options = ["--quiet", "--no-deps", "--only-binary=:all:", "--require-hashes", "--target", f"{box}/content"]
-        argv = [*pip, "install", *options, "-r", str(wanted)]
+        argv = [*found[0], "install", *options, "-r", str(wanted)]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=_FETCH_TIMEOUT, check=False)
         if done.returncode:
             said = done.stderr.strip().splitlines()

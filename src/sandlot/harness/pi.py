@@ -9,7 +9,8 @@ from typing import Any
 from sandlot.errors import ConfigError, FailureKind
 from sandlot.harness.base import Command, Endpoint
 from sandlot.harness.ending import classify, last_words
-from sandlot.harness.npm import MOUNT_ROOT, NODE, Part, Progress, node_layer, npm_layer
+from sandlot.harness.layer import MOUNT_ROOT, Progress
+from sandlot.harness.npm import NODE, Part, node_layer, npm_layer
 from sandlot.sandbox import ExecResult, Layer, Sandbox
 
 _CLI = f"{MOUNT_ROOT}/pi/dist/bundle/cli.js"

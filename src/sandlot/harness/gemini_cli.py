@@ -1,0 +1,96 @@
+"""Gemini CLI (`@google/gemini-cli`): headless, on the Google wire."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import PurePosixPath
+from typing import Any
+
+from sandlot.errors import FailureKind
+from sandlot.harness.base import Command, Endpoint
+from sandlot.harness.ending import classify, last_words
+from sandlot.harness.layer import MOUNT_ROOT, Progress
+from sandlot.harness.npm import NODE, Part, node_layer, npm_layer
+from sandlot.sandbox import ExecResult, Layer, Sandbox
+
+_SETTINGS = "/home/agent/.gemini/settings.json"
+_AS_MODEL = "gemini-2.5-pro"
+_API_ERROR = re.compile(r"ApiError: (\{.*\})$", re.MULTILINE)
+
+
+def _skip(path: PurePosixPath) -> bool:
+    """What only people and browsers read."""
+    return path.name.endswith((".map", ".d.ts")) or path.parts[:2] in (("bundle", "docs"), ("bundle", "bundled"))
+
+
+class GeminiCli:
+    """Gemini CLI, headless.
+
+    It knows its models by name, and asks another one first which to take: `as_model` is the one it takes the policy
+    for. `compaction` lets it summarise a history that fills half of that model's window (a million tokens).
+    """
+
+    name = "gemini-cli"
+    protocols = ("google",)
+    prompt_tokens = 12_500
+
+    def __init__(
+        self, *, as_model: str = _AS_MODEL, compaction: bool = False, progress: Progress | None = None
+    ) -> None:
+        self._as_model = as_model
+        self._compaction = compaction
+        self._progress = progress
+
+    def layers(self) -> tuple[Layer, ...]:
+        # Bundled whole; its optional packages serve terminals and keyrings.
+        part = Part("@google/gemini-cli", skip=_skip)
+        cli = npm_layer("gemini-cli", [part], entry="bundle/gemini.js", progress=self._progress)
+        return (node_layer(self._progress), cli)
+
+    async def configure(self, sandbox: Sandbox, endpoint: Endpoint) -> None:
+        await sandbox.write_file(_SETTINGS, json.dumps(self.settings(), indent=1).encode(), mode=0o600)
+
+    def settings(self) -> dict[str, Any]:
+        """`settings.json`: no requests beside the conversation, nothing of it rewritten."""
+        return {
+            "general": {"enableAutoUpdate": False, "enableAutoUpdateNotification": False, "maxAttempts": 3},
+            "privacy": {"usageStatisticsEnabled": False},
+            "telemetry": {"enabled": False},
+            "security": {"auth": {"selectedType": "gemini-api-key"}, "folderTrust": {"enabled": False}},
+            "model": {
+                # More than the whole: it would be one request of another kind, and a new history.
+                "compressionThreshold": 0.5 if self._compaction else 1e6,
+                "disableLoopDetection": True,  # it asks a model whether there is a loop
+                "skipNextSpeakerCheck": True,
+            },
+            "tools": {"shell": {"enableInteractiveShell": False}, "useRipgrep": False},
+            "ide": {"enabled": False},
+        }
+
+    def command(self, prompt: str, endpoint: Endpoint) -> Command:
+        # V8's better WebAssembly compiler takes seconds of a core for one parser.
+        argv = [NODE, "--liftoff-only", f"{MOUNT_ROOT}/gemini-cli/bundle/gemini.js", "--yolo", "--skip-trust"]
+        argv += ["-m", self._as_model]
+        env = {
+            "GEMINI_API_KEY": endpoint.api_key,
+            "GOOGLE_GEMINI_BASE_URL": endpoint.base_url,
+            "GEMINI_CLI_NO_RELAUNCH": "true",
+            "NO_BROWSER": "1",
+            "NO_COLOR": "1",
+        }
+        return Command(tuple(argv), env, prompt.encode())
+
+    def failure(self, result: ExecResult) -> tuple[FailureKind | None, str]:
+        said = result.stderr.decode("utf-8", "replace")
+        return classify(result, last_words(_api_error(said) or said))
+
+
+def _api_error(stderr: str) -> str:
+    """The message of the last refused request: a stack trace and a report follow it."""
+    for found in reversed(_API_ERROR.findall(stderr)):
+        try:
+            return str(json.loads(found)["error"]["message"])
+        except (ValueError, TypeError, KeyError):
+            continue
+    return ""
