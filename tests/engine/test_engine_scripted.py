@@ -226,3 +226,22 @@ def test_a_model_without_tokenizer_or_template_is_refused(tmp_path: Path) -> Non
     (model / "chat_template.jinja").unlink()
     with pytest.raises(ModelError, match="no chat template"):
         ScriptedBackend.load(model, script)
+
+
+@pytest.mark.parametrize(
+    ("tool", "argument"), [("run_shell_command", "command"), ("exec_command", "cmd"), ("shell", "command")]
+)
+async def test_a_shell_by_another_name(chat: Chat, tool: str, argument: str) -> None:
+    _, text = await chat.ask(chat.prompt([USER], [{"name": "write"}, {"name": tool}]))
+    assert f'{{"name": "{tool}", "arguments": {{"{argument}": "ls -la"}}}}' in text
+
+
+async def test_an_agent_that_wants_a_command_at_the_end(chat: Chat) -> None:
+    end = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+    asked = [USER, {"role": "user", "content": f"End with `{end}`."}]
+    _, text = await chat.ask(chat.prompt(asked, TOOLS))
+    assert end not in text
+    replies = [{"role": "assistant", "content": f"reply {k}"} for k in range(2)]
+    _, text = await chat.ask(chat.prompt([*asked, *replies], TOOLS))
+    assert text.startswith("The parser is fixed.")
+    assert f'{{"name": "Bash", "arguments": {{"command": "{end}"}}}}' in text

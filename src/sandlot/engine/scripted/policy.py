@@ -7,14 +7,20 @@ import json
 import math
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
-from sandlot.engine.scripted.script import Script, Scripts, Step
+from sandlot.engine.scripted.script import Call, Script, Scripts, Step
 
 _OFFERED = re.compile(r'"name":\s*"([^"]+)"')
+_ALIASES = {"bash": ("run_shell_command", "exec_command", "shell")}
+"""What agents also call a tool. A script calls it by the key, which an agent that has it is asked for first."""
+_ARGUMENTS = {"exec_command": {"command": "cmd"}}
+"""Arguments that a tool takes under another name."""
+_SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+"""How an agent ends that wants a command instead of a last word, where its prompt says so."""
 _SPLIT_SHARE = 0.05
 
 
@@ -40,6 +46,8 @@ class ScriptedPolicy:
         segments = [self._decode(part) for part in split_at(prompt, self._markup.header_ids)]
         opened = "<think>" in segments[-1] and "</think>" not in segments[-1]
         script, step = self._due(segments)
+        if not step.calls and _SUBMIT in segments[0]:
+            step = Step(step.reasoning, step.text, [Call("bash", {"command": _SUBMIT})])
         rng = random.Random(hashlib.sha256(f"{script.match if script else ''}\0{step!r}".encode()).digest())
         text = write_step(step, offered_tools(segments[0]), thinking_open=opened)
         ids = self._encode(text if text is not None else write_step(self._scripts.fallback, {}, opened) or "")
@@ -100,17 +108,24 @@ def offered_tools(text: str) -> dict[str, str]:
 
 def write_step(step: Step, offered: dict[str, str], thinking_open: bool) -> str | None:
     """The text of a turn in the Hermes form of tool calls, or None if it calls a tool that is not offered."""
-    if any(call.tool.lower() not in offered for call in step.calls):
+    tools = [_tool(call.tool.lower(), offered) for call in step.calls]
+    if None in tools:
         return None
     text = "" if not step.reasoning and not thinking_open else f"{step.reasoning}\n</think>\n\n"
     if text and not thinking_open:
         text = "<think>\n" + text
     parts = [step.text] if step.text else []
-    for call in step.calls:
-        body = json.dumps(call.arguments, ensure_ascii=False)
-        name = json.dumps(offered[call.tool.lower()], ensure_ascii=False)
+    for tool, call in zip(tools, step.calls, strict=True):
+        renamed = _ARGUMENTS.get(tool or "", {})
+        body = json.dumps({renamed.get(k, k): v for k, v in call.arguments.items()}, ensure_ascii=False)
+        name = json.dumps(offered[tool or ""], ensure_ascii=False)
         parts.append(f'<tool_call>\n{{"name": {name}, "arguments": {body}}}\n</tool_call>')
     return text + "\n".join(parts)
+
+
+def _tool(wanted: str, offered: Mapping[str, str]) -> str | None:
+    """The lower-case name under which the wanted tool is offered."""
+    return next((name for name in (wanted, *_ALIASES.get(wanted, ())) if name in offered), None)
 
 
 def logprob(before: int, token: int, temperature: float = 1.0) -> float:
