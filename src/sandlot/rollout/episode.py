@@ -191,7 +191,9 @@ class EpisodeRunner:
     def _judge(self, spec: Episode, session: Session, result: ExecResult) -> tuple[FailureKind | None, str]:
         kind, detail = self.harnesses[spec.harness].failure(result)
         counters = session.counters
-        last_delivered = not session.turns or session.turns[-1].id in session.delivered_turns
+        # A sub-agent may be cut off in mid-answer by its parent's ordinary end, so the main conversation decides.
+        turns = [t for t in session.turns if t.branch == "main"] or session.turns
+        last_delivered = not turns or turns[-1].id in session.delivered_turns
         return failure_of(
             Evidence(counters.turns, last_delivered, counters.engine_error, counters.stopped_by, kind, detail)
         )

@@ -11,7 +11,8 @@ from sandlot.errors import FailureKind
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known when the agent has ended. `last_delivered`: the newest turn reached the agent whole."""
+    """What is known when the agent has ended. `last_delivered`: the newest turn of its main conversation
+    reached the agent whole."""
 
     turns: int
     last_delivered: bool
