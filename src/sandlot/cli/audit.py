@@ -13,6 +13,7 @@ from sandlot.cli.common import JsonFlag, RunArgument, console, print_json
 def command(
     run: RunArgument,
     engine: Annotated[str, typer.Option("--rescore", help="Engine URL: score samples again, report the gap.")] = "",
+    engine_kind: Annotated[str, typer.Option(help="What that URL speaks: `vllm` or `sglang`.")] = "vllm",
     as_json: JsonFlag = False,
 ) -> None:
     """Prove that every trained token of RUN was sampled there, under that prompt, with that logprob, once."""
@@ -26,7 +27,7 @@ def command(
     gap = None
     if engine:
         with ticking("re-scoring") as tick:
-            gap = rescore(opened, engine, tick)
+            gap = rescore(opened, engine, tick, kind=engine_kind)
     if as_json:
         print_json(found.as_dict() | ({"rescore": gap.as_dict()} if gap else {}))
     else:

@@ -14,7 +14,8 @@ from sandlot.cli.common import JsonFlag, console, print_json
 
 
 def command(
-    engine: Annotated[str, typer.Option(help="URL of a vLLM (or `embedded`).")],
+    engine: Annotated[str, typer.Option(help="URL of the engine; several with commas between.")],
+    engine_kind: Annotated[str | None, typer.Option(help="What it speaks: `vllm` or `sglang`.")] = None,
     model: Annotated[Path | None, typer.Option(help="Checkpoint directory: tokenizer and chat template.")] = None,
     host: Annotated[str, typer.Option(help="Address agents reach.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port agents reach; 0 picks one.")] = 8400,
@@ -22,7 +23,7 @@ def command(
     control_port: Annotated[int, typer.Option(help="Port of the control side; 0 picks one.")] = 8401,
     base_url: Annotated[str, typer.Option(help="How agents reach this gateway, when not by host and port.")] = "",
     out: Annotated[Path | None, typer.Option(help="Run directory for journals and samples.")] = None,
-    temperature: Annotated[float, typer.Option(min=0.0)] = 1.0,
+    temperature: Annotated[float | None, typer.Option(help="Sampling temperature; default 1.")] = None,
     served_model: Annotated[str | None, typer.Option(help="Model name at the engine.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -30,7 +31,13 @@ def command(
     from sandlot.config import load_config
     from sandlot.rollout.serve import serve_gateway
 
-    flags = {"engine": engine, "model": model, "served_model": served_model, "sampling": {"temperature": temperature}}
+    flags = {
+        "engine": engine,
+        "engine_kind": engine_kind,
+        "model": model,
+        "served_model": served_model,
+        "sampling": {"temperature": temperature},
+    }
     config = load_config(None, flags)
     admin_key = os.environ.get("SANDLOT_ADMIN_KEY") or secrets.token_urlsafe(32)
 

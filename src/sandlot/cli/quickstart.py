@@ -10,6 +10,7 @@ from sandlot.cli.rollout import (
     Concurrency,
     Engine,
     Harnesses,
+    Kind,
     Model,
     Only,
     Out,
@@ -28,6 +29,7 @@ SMALL = {"turns": 4, "max_tokens": 160, "wall_clock": 600.0}
 def command(
     harness: Harnesses = None,
     engine: Engine = None,
+    engine_kind: Kind = None,
     model: Model = None,
     attempts: Attempts = None,
     only: Only = None,
@@ -48,6 +50,7 @@ def command(
         "tasks": "bundled",
         "harness": harness or ["pi", "claude-code"],
         "engine": engine,
+        "engine_kind": engine_kind,
         "model": model,
         "attempts": attempts,
         "only": only,

@@ -14,7 +14,8 @@ from sandlot.config import RunConfig, load_config
 
 Harnesses = Annotated[list[str] | None, typer.Option("--harness", "-H", help="Agent CLI; may be given again.")]
 Only = Annotated[list[str] | None, typer.Option("--only", help="Run this task only; may be given again.")]
-Engine = Annotated[str | None, typer.Option(help="`embedded`, `scripted`, or the URL of a vLLM.")]
+Engine = Annotated[str | None, typer.Option(help="`embedded`, `scripted`, or URLs with commas between.")]
+Kind = Annotated[str | None, typer.Option("--engine-kind", help="What the URL speaks: `vllm` or `sglang`.")]
 Model = Annotated[Path | None, typer.Option(help="Checkpoint directory; default: the embedded model.")]
 Attempts = Annotated[int | None, typer.Option("-n", "--attempts", help="Episodes per task and harness.")]
 Concurrency = Annotated[int | None, typer.Option("-j", "--concurrency", help="Episodes at once; 0: by the cores.")]
@@ -31,6 +32,7 @@ def command(
     harness: Harnesses = None,
     sandbox: Annotated[str | None, typer.Option(help="Sandbox backend.")] = None,
     engine: Engine = None,
+    engine_kind: Kind = None,
     model: Model = None,
     served_model: Annotated[str | None, typer.Option(help="Model name at the engine.")] = None,
     attempts: Attempts = None,
@@ -50,6 +52,7 @@ def command(
         "harness": harness,
         "sandbox": sandbox,
         "engine": engine,
+        "engine_kind": engine_kind,
         "model": model,
         "served_model": served_model,
         "attempts": attempts,

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from sandlot.engine import ENGINES
 from sandlot.errors import AuditError, JournalError
+from sandlot.rollout.policy import engine_at
 from sandlot.trajectory.audit import Violation
 from sandlot.trajectory.journal import read_journal
 from sandlot.trajectory.rundir import EpisodeState, RunDir
@@ -86,9 +86,9 @@ class Gap:
         return {"tokens": self.tokens, "largest": self.largest, "mean": self.mean, "skipped": self.skipped}
 
 
-async def rescore_run(run: RunDir, url: str, tick: Tick | None = None) -> Gap:
-    """Let the engine at `url` score every sample again and compare the trained tokens."""
-    engine = ENGINES.get("vllm")(url)
+async def rescore_run(run: RunDir, url: str, tick: Tick | None = None, *, kind: str = "vllm") -> Gap:
+    """Let the engine at `url`, which speaks `kind`, score every sample again and compare the trained tokens."""
+    engine = engine_at(url, kind)
     gaps: list[np.ndarray[Any, Any]] = []
     skipped = 0
     samples = list(run.samples())
@@ -117,6 +117,6 @@ async def rescore_run(run: RunDir, url: str, tick: Tick | None = None) -> Gap:
     return Gap(len(joined), largest, mean, skipped)
 
 
-def rescore(run: RunDir, url: str, tick: Tick | None = None) -> Gap:
+def rescore(run: RunDir, url: str, tick: Tick | None = None, *, kind: str = "vllm") -> Gap:
     """`rescore_run` for callers without an event loop."""
-    return asyncio.run(rescore_run(run, url, tick))
+    return asyncio.run(rescore_run(run, url, tick, kind=kind))
