@@ -14,7 +14,8 @@ import pytest_asyncio
 import sandlot
 from sandlot.errors import SandboxError, SandboxLostError, SandboxUnavailableError
 from sandlot.sandbox import Limits, SandboxSpec
-from sandlot.sandbox.docker import DockerBackend, owner
+from sandlot.sandbox.docker import DockerBackend
+from sandlot.sandbox.remote import owner
 from support.backends import HostImage, docker_backend, podman_host
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]

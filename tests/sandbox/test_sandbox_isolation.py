@@ -15,9 +15,9 @@ from sandlot.sandbox import Layer, SandboxSpec
 from sandlot.sandbox.jail import seccomp
 from sandlot.sandbox.local import LocalBackend
 from sandlot.sandbox.local.sandbox import LocalSandbox
-from support.backends import EVERYWHERE
+from support.backends import ON_THIS_MACHINE
 
-BACKENDS = EVERYWHERE
+BACKENDS = ON_THIS_MACHINE
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 USERS = ["agent", "root"]

@@ -9,9 +9,9 @@ import pytest
 from sandlot.errors import SandboxLostError
 from sandlot.sandbox import SandboxSpec
 from sandlot.sandbox.local import LocalBackend
-from support.backends import EVERYWHERE
+from support.backends import ON_THIS_MACHINE
 
-BACKENDS = EVERYWHERE
+BACKENDS = ON_THIS_MACHINE
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 

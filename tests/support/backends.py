@@ -7,17 +7,21 @@ import dataclasses
 import io
 import os
 import secrets
+import socket
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from sandlot.sandbox import Layer, Sandbox, SandboxBackend, SandboxSpec
+from sandlot.sandbox import SANDBOXES, Layer, Sandbox, SandboxBackend, SandboxSpec
 from sandlot.sandbox.local import LocalBackend
+from support import fake_clouds
 from support.image_files import Entry, directory, make_tar
 
-EVERYWHERE = ["local", pytest.param("docker", marks=pytest.mark.slow)]
+CLOUDS = ["e2b", "modal", "daytona", "kubernetes"]
+ON_THIS_MACHINE = ["local", pytest.param("docker", marks=pytest.mark.slow)]
+EVERYWHERE = ["local", *(pytest.param(name, marks=pytest.mark.slow) for name in ("docker", *CLOUDS))]
 """Modules that name this as `BACKENDS` are run over all of them."""
 
 FROM_REMOTE = {"SANDLOT_EXEC", "SANDLOT_SANDBOX", "container", "HOSTNAME", "TERM"}
@@ -89,7 +93,36 @@ async def open_backend(name: str) -> tuple[Any, Any]:
     """A backend for tests by name, and what cleans up before it is closed."""
     if name == "docker":
         return await docker_backend()
+    if name in CLOUDS:
+        local = LocalBackend()
+        port = _free_port()
+        cloud = fake_clouds.Cloud(local, port)
+        address = f"tcp://127.0.0.1:{port}"
+        backend = cloud_backend(name, cloud, advertise_url=address, bind=f"127.0.0.1:{port}", per_second=1000.0)
+
+        async def end() -> None:
+            await cloud.close()
+            await local.close()
+
+        return HostImage(backend, "some-image"), end
 
     async def nothing() -> None: ...
 
     return LocalBackend(), nothing
+
+
+def cloud_backend(name: str, cloud: fake_clouds.Cloud, **options: Any) -> SandboxBackend:
+    """The adapter of a cloud on the double of its SDK."""
+    backend = SANDBOXES.get(name)
+    if name == "daytona":
+        client, module = fake_clouds.daytona(cloud)
+        return cast("SandboxBackend", backend(client, sdk=module, **options))
+    if name == "kubernetes":
+        options["isolated"] = True
+    return cast("SandboxBackend", backend(getattr(fake_clouds, name)(cloud), **options))
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])

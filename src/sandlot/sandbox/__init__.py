@@ -19,7 +19,14 @@ from sandlot.sandbox.base import (
 
 SANDBOXES = Registry(
     "sandlot.sandboxes",
-    {"local": "sandlot.sandbox.local:LocalBackend", "docker": "sandlot.sandbox.docker:DockerBackend"},
+    {
+        "local": "sandlot.sandbox.local:LocalBackend",
+        "docker": "sandlot.sandbox.docker:DockerBackend",
+        "e2b": "sandlot.sandbox.e2b:E2BBackend",
+        "modal": "sandlot.sandbox.modal:ModalBackend",
+        "daytona": "sandlot.sandbox.daytona:DaytonaBackend",
+        "kubernetes": "sandlot.sandbox.kubernetes:KubernetesBackend",
+    },
 )
 
 __all__ = [

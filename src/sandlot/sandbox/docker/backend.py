@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from sandlot.cache import cache_dir, locked
 from sandlot.errors import MissingDependencyError, SandboxError, SandboxUnavailableError
 from sandlot.sandbox.base import Check, Limits, Running, SandboxSpec, Snapshot
-from sandlot.sandbox.docker import netns, owner, seccomp
+from sandlot.sandbox.docker import netns, seccomp
 from sandlot.sandbox.docker.sandbox import DockerSandbox, api_errors
-from sandlot.sandbox.remote import scripts
+from sandlot.sandbox.remote import owner, scripts
 from sandlot.sandbox.remote.sandbox import AGENT_ID
 
 if TYPE_CHECKING:

@@ -81,11 +81,11 @@ class DockerSandbox(RemoteSandbox):
         self._memory_kills = netns.memory_kills(self._memory_file)
         self._disk = asyncio.create_task(self._watch_disk())
 
-    async def _open(self, argv: Sequence[str], *, user: str, env: Mapping[str, str], stdin: bool) -> Stream:
+    async def _open(self, argv: Sequence[str], *, user: str, env: Mapping[str, str], stdin: bytes) -> Stream:
         try:
             with api_errors():
                 run = await self.container.exec(
-                    argv, stdout=True, stderr=True, stdin=stdin, user=_IDS[user], environment=env, workdir="/"
+                    argv, stdout=True, stderr=True, stdin=bool(stdin), user=_IDS[user], environment=env, workdir="/"
                 )
                 stream = run.start(detach=False)
                 await stream._init()  # the command runs from here on

@@ -25,6 +25,9 @@ _KILL_SECONDS = 60.0
 class RemoteSandbox(ABC):
     """See `Sandbox`."""
 
+    _shares_root = False
+    """Whether whoever runs the sandbox has processes of root in it, which are not to be killed."""
+
     def __init__(self, identity: str, spec: SandboxSpec, facts: Mapping[str, Any]) -> None:
         self.id, self.spec, self.facts = identity, spec, facts
         self._reason: str | None = None
@@ -34,8 +37,11 @@ class RemoteSandbox(ABC):
             self._clock = asyncio.create_task(self._end_at_last())
 
     @abstractmethod
-    async def _open(self, argv: Sequence[str], *, user: str, env: Mapping[str, str], stdin: bool) -> Stream:
-        """Start a command as a user, with these variables besides the image's. Never repeated."""
+    async def _open(self, argv: Sequence[str], *, user: str, env: Mapping[str, str], stdin: bytes) -> Stream:
+        """Start a command as a user, with these variables besides the image's. Never repeated.
+
+        `stdin` is also written to the stream afterwards, for APIs that want it so.
+        """
 
     @abstractmethod
     async def _destroy(self) -> None:
@@ -101,7 +107,7 @@ class RemoteSandbox(ABC):
         mark = new_mark()
         variables = {"HOME": _HOMES[user], "USER": user, "LANG": "C.UTF-8", **env, scripts.MARK: mark}
         process = RemoteProcess(self, mark, user, self.spec.limits.output if limit is None else limit)
-        opening = asyncio.ensure_future(self._open(argv, user=user, env=variables, stdin=bool(stdin)))
+        opening = asyncio.ensure_future(self._open(argv, user=user, env=variables, stdin=stdin))
         try:
             stream = await asyncio.shield(opening)
         except asyncio.CancelledError:
@@ -136,7 +142,8 @@ class RemoteSandbox(ABC):
     async def kill_marked(self, mark: str, seconds: float, user: str) -> None:
         """See `Owner.kill_marked`. What cannot be caught takes everything else along."""
         try:
-            code = await self._complete(scripts.kill_tree(mark, int(seconds * 100) + 1), user)
+            strict = user == "root" and self._shares_root
+            code = await self._complete(scripts.kill_tree(mark, int(seconds * 100) + 1, strict=strict), user)
         except (SandboxError, TimeoutError, OSError):
             code = scripts.ESCAPED
         if code != 0 and self.lost() is None:
@@ -145,7 +152,7 @@ class RemoteSandbox(ABC):
     async def _complete(self, argv: list[str], user: str) -> int:
         """Run a script whose output does not matter; its exit code."""
         env = {scripts.MARK: new_mark()}
-        stream = await self._open(scripts.wrapped(argv, "/", 0), user=user, env=env, stdin=False)
+        stream = await self._open(scripts.wrapped(argv, "/", 0), user=user, env=env, stdin=b"")
         try:
             async with asyncio.timeout(_KILL_SECONDS):
                 while await stream.read() is not None:

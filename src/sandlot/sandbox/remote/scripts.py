@@ -20,16 +20,31 @@ shift 2
 exec "$@"
 """
 
+# The shells and helpers that brought us here are not to be killed.
+_ANCESTORS = """
+above=" 1 $$ "
+climb() {
+    s=
+    { while IFS= read -r line || [ -n "$line" ]; do s="$s $line"; done <"/proc/$1/stat"; } 2>/dev/null
+    s=${s##*") "}
+    set -- $s
+    [ $# -ge 20 ] || return
+    above="$above$2 "
+    [ "$2" -gt 1 ] && climb "$2"
+}
+climb $$
+"""
+
 # $1: the mark; $2: ticks since the command started. Kills what carries the mark, and what started since then without
-# another's mark. What cannot be read is not spared. Exit 3: it did not end, everything must go.
-_KILL_TREE = f"""
-mark=$1; since=$2; me=$$; read -r up _ </proc/uptime
+# another's mark, unless $3 says otherwise. What cannot be read is not spared. Exit 3: everything must go.
+_KILL_TREE = f"""{_ANCESTORS}
+mark=$1; since=$2; strict=$3; me=$$; read -r up _ </proc/uptime
 whole=${{up%.*}}; part=${{up#*.}}; since=$((whole * 100 + ${{part#0}} - since)); n=0
 while [ $n -lt 60 ]; do
     n=$((n + 1)); victims=
     for d in /proc/[0-9]*; do
         p=${{d#/proc/}}
-        [ "$p" = 1 ] || [ "$p" = "$me" ] && continue
+        case $above in *" $p "*) continue ;; esac
         s=
         {{ while IFS= read -r line || [ -n "$line" ]; do s="$s $line"; done <"$d/stat"; }} 2>/dev/null
         s=${{s##*") "}}
@@ -40,7 +55,7 @@ while [ $n -lt 60 ]; do
         if grep -q "{MARK}=$mark" "$d/environ" 2>/dev/null; then
             [ "${{20}}" -lt "$since" ] && since=${{20}}
             victims="$victims $p"
-        elif [ "${{20}}" -ge "$since" ] && ! grep -q "{MARK}=" "$d/environ" 2>/dev/null; then
+        elif [ -z "$strict" ] && [ "${{20}}" -ge "$since" ] && ! grep -q "{MARK}=" "$d/environ" 2>/dev/null; then
             victims="$victims $p"
         fi
     done
@@ -52,16 +67,16 @@ exit 3
 """
 
 # Kills all but PID 1, this shell, and what the sandbox itself lives by ($1: pids that stay).
-_KILL_ALL = """
-keep=" 1 $$ $* "
+_KILL_ALL = f"""{_ANCESTORS}
+keep="$above$* "
 for n in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
     victims=
     for d in /proc/[0-9]*; do
-        p=${d#/proc/}
+        p=${{d#/proc/}}
         case $keep in *" $p "*) continue ;; esac
         s=
-        { while IFS= read -r line || [ -n "$line" ]; do s="$s $line"; done <"$d/stat"; } 2>/dev/null
-        s=${s##*") "}
+        {{ while IFS= read -r line || [ -n "$line" ]; do s="$s $line"; done <"$d/stat"; }} 2>/dev/null
+        s=${{s##*") "}}
         case $s in "" | Z* | X*) continue ;; esac
         victims="$victims $p"
     done
@@ -120,9 +135,9 @@ def _script(text: str, *arguments: str) -> list[str]:
     return ["/bin/sh", "-c", text, "sh", *arguments]
 
 
-def kill_tree(mark: str, ticks: int) -> list[str]:
-    """Kill the tree of a command that started `ticks` hundredths of a second ago."""
-    return _script(_KILL_TREE, mark, str(ticks))
+def kill_tree(mark: str, ticks: int, *, strict: bool = False) -> list[str]:
+    """Kill the tree of a command that started `ticks` hundredths of a second ago; `strict` spares what has no mark."""
+    return _script(_KILL_TREE, mark, str(ticks), "strict" if strict else "")
 
 
 def kill_all(keep: Sequence[int] = ()) -> list[str]:

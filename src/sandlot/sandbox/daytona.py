@@ -1,0 +1,116 @@
+"""Sandboxes of Daytona: an image of a registry, or `snapshot:NAME`."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+from sandlot.errors import MissingDependencyError, SandboxError, SandboxLostError
+from sandlot.sandbox.base import SandboxSpec
+from sandlot.sandbox.remote import owner
+from sandlot.sandbox.remote.cloud import CloudBackend, Machine
+
+_SNAPSHOT = "snapshot:"
+
+
+class _Machine(Machine):
+    def __init__(self, client: Any, sandbox: Any) -> None:
+        self._client, self._sandbox, self.id = client, sandbox, str(sandbox.id)
+
+    async def call(self, line: str, seconds: float) -> tuple[int, str]:
+        try:
+            result = await self._sandbox.process.exec(line, cwd="/", timeout=int(seconds) + 1)
+        except Exception as error:  # the SDK's classes are not ours to import
+            raise _ours(error) from error
+        return int(result.exit_code), str(result.result)
+
+    async def put(self, path: str, data: bytes) -> None:
+        try:
+            await self._sandbox.fs.upload_file(data, path)
+        except Exception as error:
+            raise _ours(error) from error
+
+    async def end(self) -> None:
+        try:
+            await self._client.delete(self._sandbox)
+        except Exception as error:
+            if not isinstance(ours := _ours(error), SandboxLostError):
+                raise ours from error
+
+
+class DaytonaBackend(CloudBackend):
+    """See `SandboxBackend`. `client`: an `AsyncDaytona`. `sdk`: the module `daytona`."""
+
+    name = "daytona"
+
+    def __init__(self, client: Any = None, *, sdk: Any = None, **options: Any) -> None:
+        super().__init__(**options)
+        self._client, self._module = client, sdk
+
+    def _sdk(self) -> Any:
+        if self._module is None:
+            try:
+                import daytona  # type: ignore[import-not-found,unused-ignore]
+            except ImportError as error:
+                raise MissingDependencyError("daytona", "daytona") from error
+            self._module = daytona
+        if self._client is None:
+            self._client = self._module.AsyncDaytona()
+        return self._module
+
+    async def boot(self, spec: SandboxSpec, labels: Mapping[str, str]) -> Machine:
+        """See `CloudBackend.boot`."""
+        sdk = self._sdk()
+        limits = spec.limits
+        common: dict[str, Any] = {
+            "os_user": "root",
+            "env_vars": dict(spec.env),
+            "labels": dict(labels),
+            "ephemeral": True,
+            "auto_stop_interval": 0,
+            "ttl_minutes": max(1, int(limits.wall_clock / 60) + 1),
+            "network_block_all": spec.network == "off",
+        }
+        if spec.network == "gateway" and self.tunnel is not None:
+            common["network_allow_list"] = f"{socket.gethostbyname(self.tunnel.host)}/32"
+        try:
+            if spec.image.startswith(_SNAPSHOT):
+                name = spec.image.removeprefix(_SNAPSHOT)
+                params = sdk.CreateSandboxFromSnapshotParams(snapshot=name, **common)
+            else:
+                size = {"memory": max(1, limits.memory >> 30), "disk": max(1, limits.disk >> 30)}
+                if limits.cpu is not None:
+                    size["cpu"] = max(1, round(limits.cpu))
+                image = spec.image.removeprefix("docker://")
+                params = sdk.CreateSandboxFromImageParams(image=image, resources=sdk.Resources(**size), **common)
+            sandbox = await self._client.create(params, timeout=300)
+        except Exception as error:
+            raise _ours(error) from error
+        return _Machine(self._client, sandbox)
+
+    async def dead(self) -> list[Machine]:
+        """See `CloudBackend.dead`."""
+        self._sdk()
+        found = [one async for one in self._client.list()]
+        return [_Machine(self._client, one) for one in found if owner.is_dead(one.labels or {})]
+
+    async def examine(self) -> str:
+        """See `CloudBackend.examine`."""
+        self._sdk()
+        async for _ in self._client.list():
+            break
+        return "the account answers"
+
+    async def close(self) -> None:
+        """See `SandboxBackend.close`."""
+        await super().close()
+        if self._client is not None:
+            await self._client.close()
+
+
+def _ours(error: Exception) -> SandboxError:
+    name = type(error).__name__
+    if "NotFound" in name:
+        return SandboxLostError(f"the daytona sandbox is gone: {error}")
+    return SandboxError(f"daytona: {name}: {error}")

@@ -1,0 +1,118 @@
+"""Sandboxes of Modal: an image is one of any registry."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from sandlot.errors import MissingDependencyError, SandboxError, SandboxLostError
+from sandlot.sandbox.base import SandboxSpec
+from sandlot.sandbox.remote import owner
+from sandlot.sandbox.remote.cloud import CloudBackend, Machine
+
+
+class _Machine(Machine):
+    def __init__(self, sandbox: Any) -> None:
+        self._sandbox, self.id = sandbox, str(sandbox.object_id)
+
+    async def call(self, line: str, seconds: float) -> tuple[int, str]:
+        try:
+            process = await self._sandbox.exec.aio("sh", "-c", line, timeout=int(seconds) + 1)
+            said = await process.stdout.read.aio()
+            return int(await process.wait.aio()), str(said)
+        except Exception as error:  # the SDK's classes are not ours to import
+            raise _ours(error) from error
+
+    async def put(self, path: str, data: bytes) -> None:
+        try:
+            process = await self._sandbox.exec.aio("sh", "-c", 'cat >"$1"', "sh", path, text=False, timeout=600)
+            for start in range(0, len(data), 1 << 20):
+                process.stdin.write(data[start : start + (1 << 20)])
+                await process.stdin.drain.aio()
+            process.stdin.write_eof()
+            await process.stdin.drain.aio()
+            if (code := int(await process.wait.aio())) != 0:
+                raise SandboxError(f"{path} could not be written: exit {code}")
+        except SandboxError:
+            raise
+        except Exception as error:
+            raise _ours(error) from error
+
+    async def end(self) -> None:
+        try:
+            await self._sandbox.terminate.aio()
+        except Exception as error:
+            if not isinstance(ours := _ours(error), SandboxLostError):
+                raise ours from error
+
+
+class ModalBackend(CloudBackend):
+    """See `SandboxBackend`. `sdk`: the module `modal`. `app`: the app that sandboxes belong to."""
+
+    name = "modal"
+
+    def __init__(self, sdk: Any = None, *, app: str = "sandlot", **options: Any) -> None:
+        super().__init__(**options)
+        self._modal, self._app_name = sdk, app
+        self._app: Any = None
+        self._looking = asyncio.Lock()
+
+    def _sdk(self) -> Any:
+        if self._modal is None:
+            try:
+                import modal  # type: ignore[import-not-found,unused-ignore]
+            except ImportError as error:
+                raise MissingDependencyError("modal", "modal") from error
+            self._modal = modal
+        return self._modal
+
+    async def boot(self, spec: SandboxSpec, labels: Mapping[str, str]) -> Machine:
+        """See `CloudBackend.boot`."""
+        sdk = self._sdk()
+        network: dict[str, Any] = {"block_network": True}
+        if spec.network == "gateway" and self.tunnel is not None:
+            network = {"outbound_domain_allowlist": [self.tunnel.host]}
+            if self.tunnel.host.replace(".", "").isdigit():
+                network = {"outbound_cidr_allowlist": [f"{self.tunnel.host}/32"]}
+        limits = spec.limits
+        try:
+            async with self._looking:
+                self._app = self._app or await sdk.App.lookup.aio(self._app_name, create_if_missing=True)
+            sandbox = await sdk.Sandbox.create.aio(
+                "sleep",
+                "infinity",
+                app=self._app,
+                image=sdk.Image.from_registry(spec.image.removeprefix("docker://")),
+                timeout=min(int(limits.wall_clock), 86_400),
+                cpu=limits.cpu,
+                memory=(min(512, limits.memory >> 20), limits.memory >> 20),
+                env=dict(spec.env),
+                **network,
+            )
+            await sandbox.set_tags.aio(dict(labels))
+        except Exception as error:
+            raise _ours(error) from error
+        return _Machine(sandbox)
+
+    async def dead(self) -> list[Machine]:
+        """See `CloudBackend.dead`."""
+        sdk = self._sdk()
+        self._app = self._app or await sdk.App.lookup.aio(self._app_name, create_if_missing=True)
+        found: list[Machine] = []
+        async for one in sdk.Sandbox.list.aio(app_id=self._app.app_id):
+            if owner.is_dead(await one.get_tags.aio()):
+                found.append(_Machine(one))
+        return found
+
+    async def examine(self) -> str:
+        """See `CloudBackend.examine`."""
+        app = await self._sdk().App.lookup.aio(self._app_name, create_if_missing=True)
+        return f"app {app.app_id}"
+
+
+def _ours(error: Exception) -> SandboxError:
+    name = type(error).__name__
+    if name in ("NotFoundError", "SandboxTerminatedError", "SandboxTimeoutError"):
+        return SandboxLostError(f"the modal sandbox is gone: {error}")
+    return SandboxError(f"modal: {name}: {error}", retryable=name not in ("AuthError", "InvalidError"))

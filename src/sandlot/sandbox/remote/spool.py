@@ -1,0 +1,125 @@
+"""A command of a cloud sandbox as files in it, so that one short call at a time is all its API must offer.
+
+The command runs detached and writes to files; it outlives a dropped connection, and its bytes stay bytes where an
+SDK hands out text only. Reading may be repeated; starting is never.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import shlex
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+from sandlot.errors import SandboxError
+
+DIRECTORY = "/tmp/.sandlot"
+_PIECE = 256 << 10
+_LEFTOVER_SECONDS = 0.5
+_PAUSES = (0.05, 1.5)
+
+# $1: directory of the command; the rest: the command. Pipes between, so that /dev/stdout can be opened by name.
+_RUN = """
+cd "$1" && shift && mkfifo -m 666 o e || exit 1
+{ cat <o >out; : >o.end; } & { cat <e >err; : >e.end; } &
+"$@" <in >o 2>e
+echo $? >code.new; mv code.new code
+"""
+
+# $1: directory; $2, $3: bytes of stdout and stderr that are known; $4: bytes at most.
+_LOOK = """
+cd "$1" 2>/dev/null || exit 9
+echo "code $(cat code 2>/dev/null)"
+[ -e o.end ] && [ -e e.end ] && echo "whole yes"
+for f in out err; do
+    printf '%s ' $f; tail -c "+$(($2 + 1))" $f 2>/dev/null | head -c "$4" | base64 | tr -d '\\n'; echo; shift
+    set -- "$1" "$2" "$3" "${4:-$3}"
+done
+"""
+
+Call = Callable[[str, float], Awaitable[tuple[int, str]]]
+"""Run a shell line as root within some seconds: its exit code and stdout."""
+Put = Callable[[str, bytes], Awaitable[None]]
+"""Write a file as root."""
+
+
+class SpooledStream:
+    """See `Stream`."""
+
+    def __init__(self, call: Call, directory: str) -> None:
+        self._call, self._directory = call, directory
+        self._known = {1: 0, 2: 0}
+        self._ready: list[tuple[int, bytes]] = []
+        self._code: int | None = None
+        self._pause = _PAUSES[0]
+        self._ended_at: float | None = None
+
+    @classmethod
+    async def start(
+        cls, call: Call, put: Put, mark: str, argv: Sequence[str], env: Mapping[str, str], stdin: bytes
+    ) -> SpooledStream:
+        """Start a command; `mark` names its directory."""
+        directory = f"{DIRECTORY}/{mark}"
+        prepare = f"mkdir -p -m 711 {directory} && : >{directory}/in && chmod 644 {directory}/in"
+        code, said = await call(prepare, 60.0)
+        if code != 0:
+            raise SandboxError(f"the sandbox cannot start a command: {said.strip()[-300:] or f'exit {code}'}")
+        if stdin:
+            await put(f"{directory}/in", stdin)
+        assigned = [f"{name}={value}" for name, value in env.items()]
+        command = shlex.join(["sh", "-c", _RUN, "sh", directory, "env", *assigned, *argv])
+        code, said = await call(f"nohup setsid {command} >/dev/null 2>&1 </dev/null &", 60.0)
+        if code != 0:
+            raise SandboxError(f"the sandbox did not start a command: {said.strip()[-300:] or f'exit {code}'}")
+        return cls(call, directory)
+
+    async def read(self) -> tuple[int, bytes] | None:
+        """See `Stream.read`."""
+        while not self._ready:
+            if self._code is not None:
+                return None
+            if not await self._look():
+                await asyncio.sleep(self._pause)
+                self._pause = min(_PAUSES[1], self._pause * 1.4)
+        return self._ready.pop(0)
+
+    async def _look(self) -> bool:
+        """Fetch what is new; whether there was anything. The end is the look that finds nothing after the exit code."""
+        line = ["sh", "-c", _LOOK, "sh", self._directory, str(self._known[1]), str(self._known[2]), str(_PIECE)]
+        code, said = await self._call(shlex.join(line), 60.0)
+        if code == 9:
+            raise SandboxError("the files of a command are gone from the sandbox")
+        fields = dict(row.partition(" ")[::2] for row in said.splitlines())
+        found = False
+        for kind, name in ((1, "out"), (2, "err")):
+            try:
+                data = base64.b64decode(fields.get(name, ""), validate=True)
+            except binascii.Error as error:
+                raise SandboxError(f"the sandbox sent damaged output: {error}") from error
+            if data:
+                found = True
+                self._known[kind] += len(data)
+                self._ready.append((kind, data))
+        if found:
+            self._pause = _PAUSES[0]
+        elif (ended := fields.get("code", "").strip()).lstrip("-").isdigit():
+            # Daemons may hold the output open; what the command itself wrote is in transit for a moment only.
+            self._ended_at = self._ended_at or time.monotonic()
+            self._pause = _PAUSES[0]
+            if "whole" in fields or time.monotonic() - self._ended_at > _LEFTOVER_SECONDS:
+                self._code = int(ended)
+                return True
+        return found
+
+    async def write(self, data: bytes) -> None:
+        """Everything was given at the start."""
+
+    async def exit_code(self) -> int | None:
+        """See `Stream.exit_code`."""
+        return self._code
+
+    async def close(self) -> None:
+        """Remove the files; a command that still runs keeps them open."""
+        await self._call(f"rm -rf {self._directory}", 60.0)

@@ -1,0 +1,229 @@
+"""The adapters of clouds, on doubles of their SDKs: what they ask for, what they refuse, what they never repeat."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from sandlot.errors import ConfigError, MissingDependencyError, SandboxError, SandboxLostError, SandboxUnavailableError
+from sandlot.sandbox import SANDBOXES, Layer, Limits, SandboxSpec
+from sandlot.sandbox.local import LocalBackend
+from sandlot.sandbox.remote import owner
+from sandlot.sandbox.remote.tunnel import Tunnel
+from support.backends import CLOUDS, _free_port, cloud_backend
+from support.fake_clouds import Cloud, NotFoundError
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+Making = Callable[..., Any]
+SPEC = SandboxSpec(image="some-image", env={"GIVEN": "1"}, labels={"run": "r1"}, limits=Limits(wall_clock=7200))
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def local() -> AsyncIterator[LocalBackend]:
+    made = LocalBackend()
+    yield made
+    await made.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def cloud(local: LocalBackend) -> AsyncIterator[Cloud]:
+    made = Cloud(local, _free_port())
+    yield made
+    await made.close()
+
+
+@pytest.mark.parametrize("name", CLOUDS)
+async def test_what_is_asked_of_the_cloud(cloud: Cloud, name: str) -> None:
+    backend = cloud_backend(name, cloud)
+    async with await backend.create(SPEC) as sandbox:
+        assert (await sandbox.exec("whoami; echo $GIVEN; pwd")).stdout == b"agent\n1\n/workspace\n"
+        (asked,) = cloud.created
+        assert sandbox.facts["backend"] == name
+        assert asked["image"] == "some-image"
+        labels = asked.get("metadata") or asked.get("labels")
+        assert labels["run"] == "r1"
+        if name != "kubernetes":
+            assert not owner.is_dead(labels)
+        rule = {
+            "e2b": asked.get("network") == {"deny_out": ["0.0.0.0/0"]},
+            "modal": asked.get("block_network") is True,
+            "daytona": asked.get("network_block_all") is True,
+            "kubernetes": True,  # the template's
+        }
+        assert rule[name]
+    assert cloud.running == {}
+    await sandbox.kill()
+    assert await backend.sweep() == 0
+    checks = await backend.doctor()
+    assert [(check.name, check.ok) for check in checks] == [(name, True)]
+    await backend.close()
+
+
+@pytest.mark.parametrize("name", CLOUDS)
+async def test_what_cannot_be_done_is_refused_at_create(cloud: Cloud, name: str, tmp_path: Any) -> None:
+    backend = cloud_backend(name, cloud)
+    for spec, said in (
+        (SandboxSpec(), "host"),
+        (SandboxSpec(image="/some/file.tar"), "cannot boot"),
+        (SandboxSpec(image="x", network="gateway"), "advertise_url"),
+        (SandboxSpec(image="x", workdir="relative"), "absolute"),
+        (SandboxSpec(image="x", layers=(Layer(tmp_path, "/opt/none"),)), "into the image"),
+    ):
+        with pytest.raises(SandboxUnavailableError, match=said):
+            await backend.create(spec)
+    assert cloud.running == {}
+    await backend.close()
+
+
+async def test_kubernetes_must_be_told_that_it_isolates(cloud: Cloud) -> None:
+    from sandlot.sandbox.kubernetes import KubernetesBackend
+
+    with pytest.raises(SandboxUnavailableError, match="isolated=True"):
+        await KubernetesBackend(object()).create(SPEC)
+    with pytest.raises(SandboxUnavailableError, match="warm pool"):
+        await KubernetesBackend(object(), isolated=True).create(SandboxSpec(image="python:3.12"))
+
+
+@pytest.mark.parametrize("name", CLOUDS)
+async def test_a_missing_sdk_names_its_extra(name: str) -> None:
+    options = {"isolated": True} if name == "kubernetes" else {}
+    backend = SANDBOXES.get(name)(**options)
+    with pytest.raises(MissingDependencyError, match=rf"sandlot\[{name}\]"):
+        await backend.create(SPEC)
+    (check,) = await backend.doctor()
+    assert not check.ok
+    await backend.close()
+
+
+@pytest.mark.parametrize("name", CLOUDS)
+async def test_a_call_that_failed_is_not_made_again(cloud: Cloud, name: str) -> None:
+    backend = cloud_backend(name, cloud)
+    async with await backend.create(SPEC) as sandbox:
+        await sandbox.exec("echo 1 >> /workspace/count")
+        before = len(cloud.calls)
+        cloud.fail_next = TimeoutError("the connection broke")
+        with pytest.raises(SandboxError, match="the connection broke"):
+            await sandbox.exec("echo 1 >> /workspace/count")
+        assert len(cloud.calls) == before
+        assert await sandbox.read_file("/workspace/count") == b"1\n"
+        await cloud.end(sandbox.id)
+        with pytest.raises(SandboxLostError, match="gone"):
+            await sandbox.exec(["true"])
+    await backend.close()
+
+
+@pytest.mark.parametrize("name", ["e2b", "modal", "daytona"])
+async def test_what_a_dead_run_left_is_swept(cloud: Cloud, name: str) -> None:
+    backend = cloud_backend(name, cloud)
+    await backend.create(SPEC)
+    async with await backend.create(SPEC) as alive:
+        labels = cloud.created[0].get("metadata") or cloud.created[0]["labels"]
+        labels["sandlot.until"] = "1000"
+        assert await backend.sweep() == 1
+        assert list(cloud.running) == [alive.id]
+        assert await backend.sweep() == 0
+    with pytest.raises(NotFoundError):
+        await cloud.end("sb-0")
+    await backend.close()
+
+
+async def test_creation_is_spaced(cloud: Cloud) -> None:
+    backend = cloud_backend("e2b", cloud, per_second=4.0)
+    started = time.monotonic()
+    made = await asyncio.gather(*(backend.create(SPEC) for _ in range(4)))
+    assert time.monotonic() - started >= 0.75
+    await asyncio.gather(*(one.kill() for one in made))
+    await backend.close()
+
+
+async def test_a_cancelled_create_leaves_nothing(cloud: Cloud) -> None:
+    backend = cloud_backend("e2b", cloud)
+    task = asyncio.ensure_future(backend.create(SPEC))
+    await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    for _ in range(400):
+        if cloud.created and not cloud.running:
+            break
+        await asyncio.sleep(0.05)
+    assert cloud.running == {}
+    await backend.close()
+
+
+async def test_the_clouds_own_processes_live_on(cloud: Cloud) -> None:
+    backend = cloud_backend("e2b", cloud)
+    booted = cloud.boot
+
+    async def boot(**how: Any) -> str:
+        name = await booted(**how)
+        await cloud.running[name].spawn(["sleep", "95.5"], user="root", cwd="/")
+        return name
+
+    cloud.boot = boot  # type: ignore[method-assign]
+    async with await backend.create(SPEC) as sandbox:
+        await sandbox.exec("setsid sleep 96.5 & exit 0")
+        root = await sandbox.spawn("setsid sleep 97.5 & sleep 97.5", user="root")
+        assert b"96.5" in (await sandbox.exec("ps axww")).stdout
+        await root.kill()
+        listing = (await sandbox.exec("ps axww | grep -v grep")).stdout
+        assert (b"95.5" in listing, b"96.5" in listing, b"97.5" in listing) == (True, True, False)
+        await sandbox.kill_processes()
+        listing = (await sandbox.exec("ps axww | grep -v grep")).stdout
+        assert (b"95.5" in listing, b"96.5" in listing) == (True, False)
+    await backend.close()
+
+
+@pytest.mark.parametrize("name", CLOUDS)
+async def test_the_way_back_to_the_gateway(cloud: Cloud, name: str) -> None:
+    url = f"tcp://127.0.0.1:{cloud.tunnel_port}"
+    backend = cloud_backend(name, cloud, advertise_url=url, bind=f"127.0.0.1:{cloud.tunnel_port}")
+    spec = SandboxSpec(image="some-image", network="gateway")
+    async with await backend.create(spec) as first, await backend.create(spec) as second:
+
+        async def serve(who: bytes, sandbox: Any) -> asyncio.Server:
+            async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                writer.write(who + b" says " + await reader.readline())
+                await writer.drain()
+                writer.close()
+
+            return await asyncio.start_server(answer, sock=sandbox.listen(9000))
+
+        servers = [await serve(b"first", first), await serve(b"second", second)]
+        ask = "exec 3<>/dev/tcp/127.0.0.1/9000; echo hello >&3; cat <&3"
+        for who, sandbox in ((b"first", first), (b"second", second), (b"first", first)):
+            assert (await sandbox.exec(["bash", "-c", ask])).stdout == who + b" says hello\n"
+            await sandbox.kill_processes()  # the forwarder is the cloud's, not the agent's
+        assert not (await first.exec("cat /tmp/.sandlot/forward-9000.secret")).ok
+        reader, writer = await asyncio.open_connection("127.0.0.1", cloud.tunnel_port)
+        writer.write(b"0" * 64 + b"hello\n")
+        assert await reader.read() == b""
+        writer.close()
+        for server in servers:
+            server.close()
+    rule = {
+        "e2b": cloud.created[0].get("network", {}).get("allow_out") == ["127.0.0.1"],
+        "modal": cloud.created[0].get("outbound_cidr_allowlist") == ["127.0.0.1/32"],
+        "daytona": cloud.created[0].get("network_allow_list") == "127.0.0.1/32",
+        "kubernetes": True,
+    }
+    assert rule[name]
+    await backend.close()
+
+
+async def test_addresses_that_cannot_be_dialled_are_refused() -> None:
+    for url in ("http://host:1", "tcp://host", "host:80", ""):
+        with pytest.raises(ConfigError, match="advertise_url"):
+            Tunnel(url)
+
+
+async def test_gateways_that_route_by_a_key(cloud: Cloud) -> None:
+    backend = cloud_backend("e2b", cloud, image_key="image", template="any")
+    async with await backend.create(SPEC):
+        assert cloud.created[0]["image"] == "any"
+        assert cloud.created[0]["metadata"]["image"] == "some-image"
+    await backend.close()

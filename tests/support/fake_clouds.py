@@ -1,0 +1,264 @@
+"""Doubles of the clouds' SDKs: the same methods and shapes, with sandboxes of the local backend behind them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from sandlot.sandbox import Sandbox, SandboxSpec
+from sandlot.sandbox.local import LocalBackend
+
+
+class NotFoundError(Exception):
+    """What each SDK raises for a sandbox that is gone; its name is what counts."""
+
+
+class CommandExitException(Exception):
+    """E2B raises for every exit code but 0."""
+
+    def __init__(self, exit_code: int, stdout: str) -> None:
+        super().__init__(f"exited with {exit_code}")
+        self.exit_code, self.stdout = exit_code, stdout
+
+
+@dataclass
+class Cloud:
+    """What all doubles share: the sandboxes that run, what they were created with, and every call made.
+
+    `tunnel_port`: a port of this machine that sandboxes reach under the same number.
+    """
+
+    local: LocalBackend
+    tunnel_port: int = 0
+    running: dict[str, Sandbox] = field(default_factory=dict)
+    created: list[dict[str, Any]] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
+    fail_next: Exception | None = None
+    _numbers: Any = field(default_factory=itertools.count)
+    _servers: list[asyncio.Server] = field(default_factory=list)
+
+    async def boot(self, **how: Any) -> str:
+        self.created.append(how)
+        sandbox = await self.local.create(SandboxSpec(network="gateway", workdir="/var/tmp/boot"))
+        if self.tunnel_port:
+            relay = await asyncio.start_server(self._relay, sock=sandbox.listen(self.tunnel_port))
+            self._servers.append(relay)
+        name = f"sb-{next(self._numbers)}"
+        self.running[name] = sandbox
+        return name
+
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there = await asyncio.open_connection("127.0.0.1", self.tunnel_port)
+
+        async def pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+            with contextlib.suppress(OSError):
+                while data := await source.read(65536):
+                    target.write(data)
+                    await target.drain()
+                target.write_eof()
+
+        await asyncio.gather(pump(reader, there[1]), pump(there[0], writer))
+        writer.close()
+        there[1].close()
+
+    async def run(self, name: str, argv: list[str], timeout: float, stdin: bytes = b"") -> tuple[int, str]:
+        if self.fail_next is not None:
+            error, self.fail_next = self.fail_next, None
+            raise error
+        if name not in self.running:
+            raise NotFoundError(name)
+        self.calls.append(argv[-1])
+        result = await self.running[name].exec(argv, user="root", cwd="/", timeout=timeout, stdin=stdin)
+        return (-1 if result.exit_code is None else result.exit_code), result.stdout.decode("utf-8", "replace")
+
+    async def write(self, name: str, path: str, data: bytes) -> None:
+        if name not in self.running:
+            raise NotFoundError(name)
+        await self.running[name].write_file(path, data, user="root")
+
+    async def end(self, name: str) -> None:
+        if (sandbox := self.running.pop(name, None)) is None:
+            raise NotFoundError(name)
+        await sandbox.kill()
+
+    async def close(self) -> None:
+        for server in self._servers:
+            server.close()
+        for name in list(self.running):
+            await self.end(name)
+
+
+def e2b(cloud: Cloud) -> Any:
+    """`e2b.AsyncSandbox`."""
+
+    def handle(name: str) -> Any:
+        async def run(cmd: str, *, user: str, cwd: str, timeout: float) -> Any:
+            code, out = await cloud.run(name, ["bash", "-l", "-c", cmd], timeout)
+            if code != 0:
+                raise CommandExitException(code, out)
+            return SimpleNamespace(exit_code=0, stdout=out, stderr="")
+
+        async def write(path: str, data: bytes, *, user: str) -> None:
+            await cloud.write(name, path, data)
+
+        return SimpleNamespace(
+            sandbox_id=name,
+            metadata=cloud.created[int(name[3:])].get("metadata"),
+            commands=SimpleNamespace(run=run),
+            files=SimpleNamespace(write=write),
+            kill=lambda: cloud.end(name),
+        )
+
+    async def create(
+        template: str, timeout: int, metadata: dict[str, str], envs: dict[str, str], network: dict[str, Any]
+    ) -> Any:
+        how = {"image": template, "seconds": timeout, "metadata": metadata, "env": envs, "network": network}
+        return handle(await cloud.boot(**how))
+
+    async def connect(name: str) -> Any:
+        return handle(name)
+
+    class Pages:
+        has_next = True
+
+        async def next_items(self) -> list[Any]:
+            self.has_next = False
+            return [handle(name) for name in cloud.running]
+
+    return SimpleNamespace(create=create, connect=connect, list=Pages)
+
+
+class _Aio:
+    """A method that is called as `method.aio(…)`, as Modal's are."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self.aio = call
+
+
+def modal(cloud: Cloud) -> Any:
+    """The module `modal`."""
+
+    class Process:
+        def __init__(self, name: str, argv: tuple[str, ...], timeout: int) -> None:
+            self._name, self._argv, self._timeout = name, list(argv), timeout
+            self._done: tuple[int, str] | None = None
+            self._stdin = bytearray()
+            self.stdout = SimpleNamespace(read=_Aio(self._read))
+            self.wait = _Aio(self._wait)
+            self.stdin = SimpleNamespace(write=self._stdin.extend, write_eof=lambda: None, drain=_Aio(self._drain))
+
+        async def _drain(self) -> None: ...
+
+        async def _run(self) -> tuple[int, str]:
+            if self._done is None:
+                self._done = await cloud.run(self._name, self._argv, self._timeout, bytes(self._stdin))
+            return self._done
+
+        async def _read(self) -> str:
+            return (await self._run())[1]
+
+        async def _wait(self) -> int:
+            return (await self._run())[0]
+
+    def handle(name: str) -> Any:
+        async def execute(*argv: str, timeout: int, text: bool = True) -> Process:
+            return Process(name, argv, timeout)
+
+        async def set_tags(tags: dict[str, str]) -> None:
+            cloud.created[int(name[3:])]["metadata"] = tags
+
+        async def get_tags() -> dict[str, str]:
+            found: dict[str, str] = cloud.created[int(name[3:])]["metadata"]
+            return found
+
+        return SimpleNamespace(
+            object_id=name,
+            exec=_Aio(execute),
+            terminate=_Aio(lambda: cloud.end(name)),
+            set_tags=_Aio(set_tags),
+            get_tags=_Aio(get_tags),
+        )
+
+    async def create(*argv: str, app: Any, image: str, timeout: int, env: dict[str, str], **other: Any) -> Any:
+        assert argv == ("sleep", "infinity")
+        assert timeout <= 86_400
+        return handle(await cloud.boot(image=image, seconds=timeout, env=env, **other))
+
+    async def lookup(name: str, *, create_if_missing: bool) -> Any:
+        return SimpleNamespace(app_id=f"ap-{name}")
+
+    async def listed(*, app_id: str) -> AsyncIterator[Any]:
+        for name in cloud.running:
+            yield handle(name)
+
+    return SimpleNamespace(
+        App=SimpleNamespace(lookup=_Aio(lookup)),
+        Image=SimpleNamespace(from_registry=lambda name: name),
+        Sandbox=SimpleNamespace(create=_Aio(create), list=_Aio(listed)),
+    )
+
+
+def daytona(cloud: Cloud) -> tuple[Any, Any]:
+    """An `AsyncDaytona` and the module `daytona`."""
+
+    def handle(name: str) -> Any:
+        async def execute(command: str, *, cwd: str, timeout: int) -> Any:
+            code, out = await cloud.run(name, ["sh", "-c", command], timeout)
+            return SimpleNamespace(exit_code=code, result=out)
+
+        return SimpleNamespace(
+            id=name,
+            labels=cloud.created[int(name[3:])]["labels"],
+            process=SimpleNamespace(exec=execute),
+            fs=SimpleNamespace(upload_file=lambda data, path: cloud.write(name, path, data)),
+        )
+
+    async def create(params: Any, *, timeout: int) -> Any:
+        return handle(await cloud.boot(**vars(params)))
+
+    async def listed() -> AsyncIterator[Any]:
+        for name in cloud.running:
+            yield handle(name)
+
+    async def close() -> None: ...
+
+    client = SimpleNamespace(create=create, delete=lambda one: cloud.end(one.id), list=listed, close=close)
+    parameters = SimpleNamespace
+    module = SimpleNamespace(
+        CreateSandboxFromImageParams=parameters, CreateSandboxFromSnapshotParams=parameters, Resources=parameters
+    )
+    return client, module
+
+
+def kubernetes(cloud: Cloud) -> Any:
+    """A `k8s_agent_sandbox.AsyncSandboxClient`."""
+
+    def handle(name: str) -> Any:
+        async def run(command: str, *, timeout: int, command_timeout: float) -> Any:
+            code, out = await cloud.run(name, ["sh", "-c", command], command_timeout)
+            return SimpleNamespace(exit_code=code, stdout=out, stderr="", timed_out=False)
+
+        return SimpleNamespace(sandbox_id=name, commands=SimpleNamespace(run=run), terminate=lambda: cloud.end(name))
+
+    async def create_sandbox(
+        warmpool: str,
+        *,
+        namespace: str,
+        labels: dict[str, str],
+        shutdown_after_seconds: int,
+        env: dict[str, str] | None,
+    ) -> Any:
+        how = {"image": warmpool, "seconds": shutdown_after_seconds, "metadata": labels, "env": env}
+        return handle(await cloud.boot(**how))
+
+    async def list_all_sandboxes(*, namespace: str) -> list[str]:
+        return list(cloud.running)
+
+    async def close() -> None: ...
+
+    return SimpleNamespace(create_sandbox=create_sandbox, list_all_sandboxes=list_all_sandboxes, close=close)
