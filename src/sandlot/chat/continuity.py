@@ -13,6 +13,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from operator import is_
 from typing import Any
 
 from sandlot.chat.messages import CallStatus, Message, Tool, canonical_json, digest, tools_digest
@@ -32,6 +33,10 @@ class Match:
     key: bytes
     fork: str = ""
     path: tuple[bytes, ...] = ()
+
+
+_WALKS = 4
+"""How many of the last requests are remembered to begin from."""
 
 
 @dataclass
@@ -58,6 +63,42 @@ class _Own:
         return difference
 
 
+@dataclass(eq=False)
+class _Walk:
+    """A request's way from its first message: the key and the last own turn before and after each message.
+
+    The first `steady` messages mean the same whenever they come. An assistant message without a mark that is no turn
+    yet may become one when a call in flight is recorded; one that was edited is told of again.
+    """
+
+    messages: list[Message]
+    path: list[bytes]
+    found: list[tuple[str, int] | None]
+    steady: int
+
+    @property
+    def length(self) -> int:
+        return len(self.messages)
+
+    def go(self, message: Message, key: bytes, found: tuple[str, int] | None = None, *, steady: bool = True) -> None:
+        """Take one message."""
+        if steady and self.steady == len(self.messages):
+            self.steady += 1
+        self.messages.append(message)
+        self.path.append(key)
+        self.found.append(found or self.found[-1])
+
+    def same_as(self, messages: Sequence[Message]) -> int:
+        """How many of the first messages are the very same objects, as far as they are steady."""
+        same = list(map(is_, self.messages, messages))
+        return min(self.steady, same.index(False) if False in same else len(same))
+
+    def cut(self, length: int) -> _Walk:
+        """Its beginning."""
+        end = length + 1
+        return _Walk(self.messages[:length], self.path[:end], self.found[:end], length)
+
+
 @dataclass
 class Continuity:
     """The open branches of one session. Not thread-safe: the gateway calls it on its event loop."""
@@ -67,24 +108,27 @@ class Continuity:
     _under: dict[bytes, list[str]] = field(default_factory=dict)
     _known: dict[bytes, str] = field(default_factory=dict)
     _continued: set[str] = field(default_factory=set)
+    _walks: list[_Walk] = field(default_factory=list)
 
     def match(self, messages: Sequence[Message], tools: tuple[Tool, ...]) -> Match:
-        """Find the turn that `messages` continue. Linear in the request, no side effects."""
-        key = digest("tools", tools_digest(tools))
-        path = [key]
-        found: tuple[str, int] | None = None
+        """Find the turn that `messages` continue. Linear in the request; changes no answer."""
+        walk = self._begun(messages, digest("tools", tools_digest(tools)))
         edits: list[str] = []
-        for i, message in enumerate(messages):
-            own = self._find(message, key, i, edits) if message.role == "assistant" else None
-            if own is not None:
-                key, found = own.after, (own.id, i)
+        for i in range(walk.length, len(messages)):
+            message, key = messages[i], walk.path[-1]
+            if message.role != "assistant":
+                walk.go(message, blake2b(key + message.digest, digest_size=16).digest())
+            elif own := self._find(message, key, i, edits):
+                walk.go(message, own.after, (own.id, i))
             else:
-                key = blake2b(key + message.digest, digest_size=16).digest()
-            path.append(key)
-        turn, at = found if found else (None, -1)
+                steady = not edits and any(mark in self._marks for mark in message.marks)
+                walk.go(message, blake2b(key + message.digest, digest_size=16).digest(), steady=steady)
+        self._walks = [walk, *self._walks[: _WALKS - 1]]
+        path = walk.path
+        turn, at = walk.found[-1] or (None, -1)
         new = tuple(messages[at + 1 :])
         fork = self._fork_reason(turn, new, messages, path, edits)
-        return Match(turn, new, key, fork, tuple(path))
+        return Match(turn, new, path[-1], fork, tuple(path))
 
     def record(
         self, match: Match, turn_id: str, told: Message, marks: Iterable[str], statuses: Sequence[CallStatus] = ()
@@ -112,6 +156,18 @@ class Continuity:
     def told(self, turn_id: str) -> Message:
         """The assistant message of a turn as the agent was told it."""
         return self._own[turn_id].told
+
+    def _begun(self, messages: Sequence[Message], start: bytes) -> _Walk:
+        """The walk of an earlier request as far as this one is the same, which is nearly always nearly all of it."""
+        best, length = None, 0
+        for walk in self._walks:
+            if walk.path[0] == start and (same := walk.same_as(messages)) > length:
+                best, length = walk, same
+        if best is None:
+            return _Walk([], [start], [None], 0)
+        if length >= best.length - 2:
+            self._walks.remove(best)  # a longer one takes its place
+        return best.cut(length)
 
     def _find(self, message: Message, key: bytes, index: int, edits: list[str]) -> _Own | None:
         marks = self._marks

@@ -130,8 +130,7 @@ def _messages(body: Mapping[str, Any]) -> tuple[Message, ...]:
     transcript = Transcript()
     if system := _system(body.get("system")):
         transcript.add(Message("system", system))
-    for where, message in messages_of(body):
-        transcript.take(message, where, _steps)
+    transcript.take(messages_of(body), "messages", _steps)
     return transcript.done()
 
 

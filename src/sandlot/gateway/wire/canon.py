@@ -124,15 +124,15 @@ def object_of(body: Any) -> dict[str, Any]:
     return body
 
 
-def messages_of(body: Mapping[str, Any]) -> Iterable[tuple[str, dict[str, Any]]]:
-    """The messages of a request, each with the name of its place."""
+def messages_of(body: Mapping[str, Any]) -> Sequence[dict[str, Any]]:
+    """The messages of a request."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise invalid("messages", "it must be a list of at least one message")
     for i, message in enumerate(messages):
         if not isinstance(message, dict):
             raise invalid(f"messages.{i}", "a message must be an object with role and content")
-        yield f"messages.{i}", message
+    return messages
 
 
 def limit_of(body: Mapping[str, Any], *names: str) -> int | None:

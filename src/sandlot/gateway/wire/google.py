@@ -140,8 +140,7 @@ def _messages(body: Mapping[str, Any]) -> tuple[Message, ...]:
         contents = [contents]
     if not isinstance(contents, list) or not contents:
         raise invalid("contents", "it must be a list of at least one content")
-    for i, content in enumerate(contents):
-        transcript.take(content, f"contents.{i}", _steps)
+    transcript.take(contents, "contents", _steps)
     return transcript.done()
 
 

@@ -117,8 +117,7 @@ class ChatWire:
 
 def _messages(body: Mapping[str, Any]) -> tuple[Message, ...]:
     transcript = Transcript()
-    for where, message in messages_of(body):
-        transcript.take(message, where, _steps)
+    transcript.take(messages_of(body), "messages", _steps)
     return transcript.done()
 
 

@@ -75,15 +75,18 @@ class Transcript:
         self._open: list[tuple[int, ToolCall]] = []
         self._count = 0
 
-    def take(
-        self, item: Mapping[str, Any], where: str, read: Callable[[Mapping[str, Any], str], Sequence[Step]]
-    ) -> None:
-        """Append what `read` makes of one message of the request."""
-        for step in made_of(item, where, read):
-            if isinstance(step, Message):
-                self.add(step)
-            else:
-                self.result(where, step)
+    def take(self, items: Sequence[Any], field: str, read: Callable[[Any, str], Sequence[Step]]) -> None:
+        """Append what `read` makes of each message in a field of the request."""
+        for i, item in enumerate(items):
+            try:
+                steps: Sequence[Step] = item.made
+            except AttributeError:
+                steps = made_of(item, f"{field}.{i}", read)
+            for step in steps:
+                if isinstance(step, Message):
+                    self.add(step)
+                else:
+                    self.result(f"{field}.{i}", step)
 
     def add(self, message: Message) -> None:
         """Append a message that is no tool result."""
