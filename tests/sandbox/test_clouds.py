@@ -1,6 +1,7 @@
 """The adapters of clouds, on doubles of their SDKs: what they ask for, what they refuse, what they never repeat."""
 
 import asyncio
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -89,7 +90,8 @@ async def test_kubernetes_must_be_told_that_it_isolates(cloud: Cloud) -> None:
 
 
 @pytest.mark.parametrize("name", CLOUDS)
-async def test_a_missing_sdk_names_its_extra(name: str) -> None:
+async def test_a_missing_sdk_names_its_extra(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, {"kubernetes": "k8s_agent_sandbox"}.get(name, name), None)
     options = {"isolated": True} if name == "kubernetes" else {}
     backend = SANDBOXES.get(name)(**options)
     with pytest.raises(MissingDependencyError, match=rf"sandlot\[{name}\]"):

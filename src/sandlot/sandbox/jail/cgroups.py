@@ -64,7 +64,9 @@ def create(groups: Mapping[str, str], limits: Mapping[str, Any]) -> Payload:
             except OSError:
                 if required:
                     raise
-        payload.join.append(os.open(os.path.join(path, "cgroup.procs"), os.O_WRONLY | os.O_CLOEXEC))
+        # A thread that moves itself waits for no other process of the machine, unlike a move of a whole process.
+        join = os.path.join(path, "tasks" if controller else "cgroup.procs")
+        payload.join.append(os.open(join, os.O_WRONLY | os.O_CLOEXEC))
         events = os.path.join(path, "memory.oom_control" if controller else "memory.events")
         if os.path.exists(events):
             payload.oom_events = os.open(events, os.O_RDONLY | os.O_CLOEXEC)
