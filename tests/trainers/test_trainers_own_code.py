@@ -1,8 +1,6 @@
 """Adapters against the trainers' own code, in an environment of its own: torch, TRL and Tinker are heavy.
 
-`SANDLOT_TEST_TRAINERS_PYTHON` names its interpreter: `pip install trl torch tinker requests ray 'tensordict<=0.10'
-hydra-core codetiming cachetools pillow uvicorn fastapi pytest pytest-asyncio pytest-timeout hypothesis`, then
-`pip install --no-deps verl skyrl`, and Sandlot.
+`SANDLOT_TEST_TRAINERS_PYTHON` names its interpreter; `tools/trainers-env.sh` makes it.
 """
 
 from __future__ import annotations
