@@ -96,6 +96,7 @@ async def test_fix_is_1_and_bug_is_0(backend: SandboxBackend, form: str) -> None
     assert (empty.reward, empty.failure) == (0.0, None), (empty.detail, empty.evidence)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("cheat", CHEATS)
 async def test_a_cheat_earns_nothing(backend: SandboxBackend, form: str, cheat: str) -> None:
@@ -108,6 +109,16 @@ async def test_a_test_patch_that_does_not_apply_is_ungraded(backend: SandboxBack
     verdict = await grade(calc_task(bad), b"", backend)
     assert (verdict.reward, verdict.failure) == (None, FailureKind.GRADER_ERROR)
     assert "the test patch does not apply" in verdict.detail
+
+
+async def test_what_the_test_patch_removes_stays_removed(backend: SandboxBackend) -> None:
+    """Even where the agent changed it: the helper is gone, as the hidden tests see."""
+    gone = patch_of_contents("tests/helpers.py", str(BASE["tests/helpers.py"]), None)
+    sees = "def test_gone():\n    import pathlib\n    assert not pathlib.Path('tests/helpers.py').exists()\n"
+    patch = (gone + patch_of_contents("tests/test_gone.py", None, sees)).encode()
+    task = calc_task(SwebenchGrading(patch, ("tests/test_gone.py::test_gone",), timeout=60.0))
+    assert (await grade(task, calc_patch({"tests/helpers.py": "LIMIT = 11\n"}), backend)).reward == 1.0
+    assert (await grade(task, b"", backend)).reward == 1.0
 
 
 async def test_a_smith_row_hides_its_bug_and_its_tests(backend: SandboxBackend, tmp_path: Path) -> None:

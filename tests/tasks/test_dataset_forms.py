@@ -191,7 +191,8 @@ def test_an_r2e_row(tmp_path: Path) -> None:
         ({**R2E, "expected_output_json": "{"}, "expected_output_json: is text, but no JSON object"),
         ({**R2E, "expected_output_json": '{"a": "FAILED"}'}, "expects no test to pass"),
         ({**R2E, "expected_output_json": '{"a": "OK"}'}, "'OK' of 'a' is no status"),
-        ({**R2E, "execution_result_content": '{"test_file_codes": [1], "test_file_names": ["a"]}'}, "lists of text"),
+        ({**R2E, "execution_result_content": {"test_file_codes": [1]}}, "test_file_codes: must be a list of strings"),
+        ({**R2E, "execution_result_content": {"test_file_codes": ["x"]}}, "must be of one length"),
         ({**R2E, "docker_image": None}, "docker_image: is missing"),
         ({"responses_create_params": {"metadata": {}}}, "instance_dict: is missing"),
         ({"question": "?", "answer": "!"}, "the columns answer, question"),
@@ -242,6 +243,17 @@ def test_a_selection_names_tasks_of_another_source(tmp_path: Path) -> None:
     picked.write_text('{"source": "rows.jsonl", "id": "third"}\n')
     with pytest.raises(TaskError, match="row 1: id: there is no usable task 'third'"):
         load_tasks(picked)
+    picked.write_text('{"source": "nowhere.jsonl", "id": "third"}\n')
+    with pytest.raises(TaskError, match=r"picked.jsonl: row 1: source: .*nowhere.jsonl: no such file"):
+        load_tasks(picked)
+
+
+def test_selections_that_name_each_other_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"source": "b.jsonl", "id": "x"}\n')
+    (tmp_path / "b.jsonl").write_text('{"source": "a.jsonl", "id": "x"}\n')
+    (tmp_path / "c.jsonl").write_text('{"source": "c.jsonl", "id": "x"}\n')
+    assert not load_all(tmp_path / "a.jsonl").tasks
+    assert "c.jsonl names itself" in str(load_all(tmp_path / "c.jsonl").refused[0])
 
 
 CHANGES: list[tuple[dict[str, Any], dict[str, Any]]] = [

@@ -69,8 +69,10 @@ class Bench:
     checked_out: Mapping[str, bytes] = field(default_factory=dict)
     hidden: dict[str, bytes] = field(default_factory=dict)
 
-    async def put_hidden(self, files: Mapping[str, bytes], tests: Iterable[str] = (), *, lock: bool = True) -> None:
-        """Take back what the patch may not decide, then put the hidden `files` in, owned by root.
+    async def put_hidden(
+        self, files: Mapping[str, bytes | None], tests: Iterable[str] = (), *, lock: bool = True
+    ) -> None:
+        """Take back what the patch may not decide, then put the hidden `files` in, owned by root; None takes one out.
 
         `tests` are other paths of the repository that are tests too. With `lock` the directories above hidden files and
         the test directories become root's, with the sticky bit: code under test may add files there, but not replace
@@ -98,10 +100,10 @@ class Bench:
                 },
                 workdir=self.task.workdir,
             )
-        put: dict[bytes, File | None] = {path.encode(): File("100644", data) for path, data in files.items()}
+        put = {path.encode(): None if data is None else File("100644", data) for path, data in files.items()}
         await write_files(self.sandbox, put, workdir=self.task.workdir, user="root")
         self.evidence["hidden"] = list(files)
-        self.hidden.update(files)
+        self.hidden.update({path: data for path, data in files.items() if data is not None})
         if lock and self.sandbox.facts.get("users") != "single":
             await self._lock(hidden)
 

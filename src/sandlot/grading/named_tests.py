@@ -38,7 +38,7 @@ async def grade_pytest(bench: Bench) -> Verdict:
 
 async def grade_named(
     bench: Bench,
-    hidden: Mapping[str, bytes],
+    hidden: Mapping[str, bytes | None],
     required: list[str],
     fail_to_pass: Sequence[str],
     pass_to_pass: Sequence[str],
@@ -52,7 +52,7 @@ async def grade_named(
 
 
 async def run_pytest(
-    bench: Bench, hidden: Mapping[str, bytes], files: list[str], timeout: float, *, required: list[str] | None
+    bench: Bench, hidden: Mapping[str, bytes | None], files: list[str], timeout: float, *, required: list[str] | None
 ) -> Ran:
     """Run the tests of `files` (those that are `required`, or all) between control tests.
 

@@ -18,7 +18,7 @@ from sandlot.grading.names import PASSED, required_tests
 from sandlot.grading.verdict import Verdict
 from sandlot.tasks.swe import is_pytest_name
 from sandlot.tasks.task import SwebenchGrading
-from sandlot.workspace.apply import apply_to_tree, write_files
+from sandlot.workspace.apply import apply_to_tree
 from sandlot.workspace.git import GitError, Store
 from sandlot.workspace.prepare import Prepared
 
@@ -34,10 +34,7 @@ async def grade_swebench(bench: Bench) -> Verdict:
     grading = bench.task.grading
     assert isinstance(grading, SwebenchGrading)
     required = required_tests(grading)
-    files = await asyncio.to_thread(files_of_patch, bench.prepared, grading.test_patch)
-    gone: dict[bytes, None] = {path.encode(): None for path, content in files.items() if content is None}
-    await write_files(bench.sandbox, gone, workdir=bench.task.workdir, user="root")
-    hidden = {path: content for path, content in files.items() if content is not None}
+    hidden = await asyncio.to_thread(files_of_patch, bench.prepared, grading.test_patch)
     if not grading.log_parser or (not has_swebench() and all(map(is_pytest_name, required))):
         return await grade_named(bench, hidden, required, grading.fail_to_pass, grading.pass_to_pass, grading.timeout)
     if not has_swebench():

@@ -66,7 +66,7 @@ def form_of(where: Row, row: Mapping[str, Any]) -> str:
             return "swe-rebench"
         if "test_cmds" in has:
             return "swe-bench-live"
-        return "swe-gym" if row.get("repo") in SWE_GYM_REPOS else "swe-bench"
+        return "swe-gym" if str(row.get("repo")) in SWE_GYM_REPOS else "swe-bench"
     raise where.error(
         f"the columns {', '.join(sorted(row)) or 'of nothing'}", "are those of no known form; name it as `form:path`"
     )
@@ -100,7 +100,7 @@ def _selected(path: Path, number: int, row: Mapping[str, Any]) -> Iterator[Task 
         if source != "bundled":
             place = str(path.parent / place)
             source = f"{form}:{place}" if named else place
-        found = _tasks_of(source)
+        found = _tasks_of(where, source)
         if wanted not in found:
             raise where.error("id", f"there is no usable task {wanted!r} in {source}")
         yield found[wanted]
@@ -110,14 +110,28 @@ def _selected(path: Path, number: int, row: Mapping[str, Any]) -> Iterator[Task 
 
 _LAST: dict[str, dict[str, Task]] = {}
 """The tasks of the source that a selection named last: its rows mostly name one."""
+_LOADING: list[str] = []
+"""The sources of selections that are being loaded, so that one that names itself is seen."""
 
 
-def _tasks_of(source: str) -> dict[str, Task]:
-    from sandlot.tasks.load import load_all
+def _tasks_of(where: Row, source: str) -> dict[str, Task]:
+    from sandlot.tasks.load import form_and_path, load_all
 
-    if source not in _LAST:
-        _LAST.clear()
-        _LAST[source] = {task.id: task for task in load_all(source).tasks}
+    try:
+        place = str(form_and_path(source)[1].resolve())
+        if place == str(where.path.resolve()) or place in _LOADING:
+            raise where.error("source", f"{source} names itself")
+        if source not in _LAST:
+            _LOADING.append(place)
+            try:
+                tasks = {task.id: task for task in load_all(source).tasks}
+            finally:
+                _LOADING.remove(place)
+            _LAST.clear()
+            _LAST[source] = tasks
+    except (TaskError, OSError, ValueError) as error:
+        text = str(error)
+        raise error if text.startswith(where.where) else where.error("source", text) from None
     return _LAST[source]
 
 

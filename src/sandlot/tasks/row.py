@@ -46,6 +46,13 @@ class Row:
             return ""
         if not isinstance(value, str):
             raise self.error(field or key, f"must be a string, not {type(value).__name__}")
+        return self._encodable(value, field or key)
+
+    def _encodable(self, value: str, field: str) -> str:
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise self.error(field, "holds half of a character (a lone surrogate)") from None
         return value
 
     def needed(self, source: Fields, key: str, field: str = "") -> str:
@@ -67,7 +74,7 @@ class Row:
                     raise self.error(f"{prefix}{key}", "is text, but no JSON list")
             if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
                 raise self.error(f"{prefix}{key}", "must be a list of strings")
-            return tuple(value)
+            return tuple(self._encodable(item, f"{prefix}{key}") for item in value)
         return ()
 
     def object(self, source: Fields, key: str, field: str = "") -> Fields:
@@ -100,7 +107,7 @@ class Row:
     def content(self, value: Any, field: str) -> bytes:
         """Bytes written as text or as `{"base64": …}`."""
         if isinstance(value, str):
-            return value.encode()
+            return self._encodable(value, field).encode()
         try:
             return base64.b64decode(value["base64"], validate=True)
         except (TypeError, KeyError, ValueError, binascii.Error):

@@ -64,10 +64,10 @@ def expected(where: Row) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, status in where.object(where.row, field).items():
         plain = _COLOURS.sub("", name).split(" - ")[0].strip()
-        if status not in _STATUSES:
+        if not isinstance(status, str) or status not in _STATUSES:
             raise where.error(field, f"{status!r} of {plain!r} is no status")
         if plain:
-            found[plain] = str(status)
+            found[plain] = status
     if "PASSED" not in found.values():
         raise where.error(field, "expects no test to pass, so no patch could be told from no patch")
     return found
@@ -76,9 +76,9 @@ def expected(where: Row) -> dict[str, str]:
 def _tests(where: Row) -> dict[str, bytes]:
     field = "execution_result_content"
     result = where.object(where.row, field)
-    codes, names = result.get("test_file_codes") or [], result.get("test_file_names") or []
-    if len(codes) != len(names) or not all(isinstance(item, str) for item in (*codes, *names)):
-        raise where.error(field, "test_file_codes and test_file_names must be lists of text of one length")
+    codes, names = (where.strings(result, field, key) for key in ("test_file_codes", "test_file_names"))
+    if len(codes) != len(names):
+        raise where.error(field, "test_file_codes and test_file_names must be of one length")
     if bad := [name for name in names if "/" in name or not name.endswith(".py")]:
         raise where.error(field, f"{bad[0]!r} is no name of a test file")
     return {f"r2e_tests/{name}": code.encode() for name, code in zip(names, codes, strict=True)}
@@ -87,11 +87,12 @@ def _tests(where: Row) -> dict[str, bytes]:
 def _gold(where: Row) -> bytes | None:
     """The commit's change of files that are no tests, where the row tells them whole."""
     parts = []
-    for change in where.object(where.row, "parsed_commit_content").get("file_diffs") or []:
+    changes = where.object(where.row, "parsed_commit_content").get("file_diffs")
+    for change in changes if isinstance(changes, list) else []:
         header: Any = change.get("header") if isinstance(change, Mapping) else None
         file = header.get("file") if isinstance(header, Mapping) else None
         path = file.get("path") if isinstance(file, Mapping) else None
-        old, new = change.get("old_file_content"), change.get("new_file_content")
+        old, new = (change.get(f"{side}_file_content") for side in ("old", "new")) if header else (None, None)
         if not isinstance(path, str) or not isinstance(old, str | None) or not isinstance(new, str | None):
             return None
         if not re.search(r"(^|/)(tests?/|test_[^/]*$|conftest\.py$)|_test\.py$", path):
