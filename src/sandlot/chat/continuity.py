@@ -89,8 +89,13 @@ class _Walk:
         self.found.append(found or self.found[-1])
 
     def same_as(self, messages: Sequence[Message]) -> int:
-        """How many of the first messages are the very same objects, as far as they are steady."""
+        """How many of the first messages are the very same objects, as far as they are steady.
+
+        The head of a conversation may be made anew with each request.
+        """
         same = list(map(is_, self.messages, messages))
+        if same and not same[0] and messages[0].role == "system":
+            same[0] = messages[0] == self.messages[0]
         return min(self.steady, same.index(False) if False in same else len(same))
 
     def cut(self, length: int) -> _Walk:

@@ -121,7 +121,7 @@ def checked(generation: Generation, *, logprob_ids: Sequence[int], reported_toke
         raise refuse(f"finish reason {generation.finish_reason!r} is not a finished turn")
     if not ids:
         raise refuse("no token was sampled")
-    if any(i < 0 for i in ids):
+    if min(ids) < 0:
         raise refuse("a token id is negative")
     if len(logprobs) != len(ids):
         raise refuse(f"{len(ids)} tokens came with {len(logprobs)} logprobs")
@@ -130,9 +130,11 @@ def checked(generation: Generation, *, logprob_ids: Sequence[int], reported_toke
         raise refuse(f"the logprob at position {at} belongs to another token than the one sampled there")
     if reported_tokens is not None and reported_tokens != len(ids):
         raise refuse(f"it counts {reported_tokens} sampled tokens and sends {len(ids)}")
-    for k, value in enumerate(logprobs):
-        if not math.isfinite(value) or value > 1e-4 or value <= MISSING_LOGPROB:
-            raise refuse(f"the logprob at position {k} is {value}")
+    # A sum is finite only where all its parts are; one by one they are looked at to say which is not.
+    if not math.isfinite(sum(logprobs)) or max(logprobs) > 1e-4 or min(logprobs) <= MISSING_LOGPROB:
+        for k, value in enumerate(logprobs):
+            if not math.isfinite(value) or value > 1e-4 or value <= MISSING_LOGPROB:
+                raise refuse(f"the logprob at position {k} is {value}")
     end = 0
     for span in generation.versions:
         if span.start != end or span.end < span.start:

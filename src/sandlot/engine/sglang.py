@@ -261,9 +261,11 @@ def _generation(reply: _Reply, sampling: SamplingParams, truncates: bool) -> Gen
     if isinstance(matched, str):  # no stop string was sent: SGLang says so of a token that is none
         raise refuse(f"it stopped for {matched!r}")
     named = [entry[1] for entry in entries]
-    if not all(isinstance(i, int) and not isinstance(i, bool) for i in named):
+    if not set(map(type, named)) <= {int}:
         raise refuse("a token id of its logprobs is none")
-    logprobs = [_number(entry[0]) for entry in entries]
+    logprobs = [entry[0] for entry in entries]
+    if not set(map(type, logprobs)) <= {float}:
+        logprobs = list(map(_number, logprobs))
     if truncates and entries:
         if meta.output_token_sampling_logprobs is None:
             raise refuse(
