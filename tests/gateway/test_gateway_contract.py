@@ -11,6 +11,7 @@ import aiohttp
 import numpy as np
 import pytest
 
+from sandlot.chat.template import TemplateError
 from sandlot.engine.base import Generation, SamplingParams, checked
 from sandlot.errors import EngineError, EngineEvidenceError
 from sandlot.gateway import GatewayLimits, SessionLimits
@@ -576,3 +577,45 @@ async def test_streams_keep_alive_and_end_like_the_plain_answer(make_rig: MakeRi
     assert lines.count("event: ping") >= 3
     await rig.session.seal(5)
     assert rig.kept.delivered_ids == [rig.kept.turns[0].id]
+
+
+async def test_a_conversation_that_the_template_refuses_is_a_clear_400(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = await make_rig()
+
+    def refuse(*_: Any) -> list[int]:
+        raise TemplateError("the chat template wants roles to alternate")
+
+    monkeypatch.setattr(rig.engine.fmt, "render", refuse)
+    for stream in (False, True):
+        status, told = await rig.messages(ask("hi", stream=stream))
+        assert (status, told["error"]["message"]) == (400, "the chat template wants roles to alternate")
+    assert rig.session.counters.engine_error == ""
+
+
+async def test_bodies_are_capped_per_session_and_together(make_rig: MakeRig) -> None:
+    rig = await make_rig(limits=SessionLimits(body_bytes=2_000))
+    status, told = await rig.messages(ask("x" * 3_000))
+    assert (status, told["error"]["type"]) == (413, "request_too_large")
+    assert (await rig.messages(ask("x")))[0] == 200
+    with rig.gateway.reading.now(rig.gateway.limits.reading_bytes, "bytes"):
+        status, told = await rig.messages(ask("x"))
+        assert (status, told["error"]["type"]) == (529, "overloaded_error")
+    assert (await rig.messages(ask("y")))[0] == 200
+    assert rig.gateway.reading.used == 0
+
+
+async def test_prompts_beyond_the_engines_tokens_wait_in_order(make_rig: MakeRig) -> None:
+    limits = GatewayLimits(engine_retry_delays=(), engine_tokens=1, drain=5)
+    rig = await make_rig(gateway_limits=limits)
+    rig.engine.hold = True
+    tasks = [asyncio.create_task(rig.messages(ask(f"question {n}"))) for n in range(4)]
+    await rig.engine.asked.wait()
+    await asyncio.sleep(0.1)
+    assert len(rig.engine.prompts) == 1
+    tasks[2].cancel()
+    rig.engine.release.set()
+    done = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [r[0] for r in done if isinstance(r, tuple)] == [200] * 3
+    assert rig.gateway.at_engine.used == 0

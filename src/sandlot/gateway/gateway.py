@@ -18,6 +18,7 @@ from aiohttp import web
 from sandlot.engine.base import SamplingParams
 from sandlot.engine.resumable import PauseMode, ResumableEngine
 from sandlot.errors import ConfigError
+from sandlot.gateway.admission import Budget
 from sandlot.gateway.call import Policy, Recorder
 from sandlot.gateway.limits import GatewayLimits, SessionLimits
 from sandlot.gateway.metrics import Metrics
@@ -82,6 +83,8 @@ class Gateway:
         self._keys: dict[bytes, Session] = {}
         self._finished: dict[str, Finished] = {}
         self._runners: list[web.AppRunner] = []
+        self.reading = Budget(self.limits.reading_bytes)
+        self.at_engine = Budget(self.limits.engine_tokens)
         self._threads = ThreadPoolExecutor(max_workers=8, thread_name_prefix="sandlot-gateway")
 
     # -- sessions -----------------------------------------------------------------------------------------------
@@ -134,6 +137,7 @@ class Gateway:
             limits=limits or self.session_limits,
             metadata=metadata,
             gate=self._gate,
+            admit=self.at_engine.wait,
             in_thread=self._in_thread,
             retry_delays=self.limits.engine_retry_delays,
         )

@@ -9,26 +9,31 @@ from dataclasses import dataclass
 class SessionLimits:
     """Upper bounds of one session; None is no bound. `wall_clock` in seconds since the session was opened.
 
-    `tokens` counts sampled tokens. `concurrent` calls beyond it wait for their turn.
+    `tokens` counts sampled tokens. `concurrent` calls beyond it wait for their turn. `body_bytes` of one request lowers
+    the gateway's own bound.
     """
 
     turns: int | None = None
     tokens: int | None = None
     wall_clock: float | None = None
     concurrent: int = 16
+    body_bytes: int | None = None
 
 
 @dataclass(frozen=True)
 class GatewayLimits:
     """What the gateway admits and how long it waits, in seconds.
 
-    `body_bytes` of one request, `sessions` open at once, `keepalive` between no-op events of a stream. `grace` is how
+    `body_bytes` of one request, `reading_bytes` of all requests being read, above which one is refused as overloaded;
+    `engine_tokens` of all prompts at the engine (None: no bound), above which calls wait; `sessions` open at once. `keepalive` between no-op events of a stream. `grace` is how
     long after the prompt was rendered a failing engine is still answered with a true HTTP status, before a stream
     begins. A passing failure of the engine is tried again after each of `engine_retry_delays`. `drain`
     bounds the wait for calls in flight when a session is sealed.
     """
 
     body_bytes: int = 32 << 20
+    reading_bytes: int = 1 << 30
+    engine_tokens: int | None = None
     sessions: int = 4096
     keepalive: float = 10.0
     grace: float = 1.0

@@ -118,11 +118,17 @@ class _Handler:
         return session
 
     async def _parse(self, wire: Wire, session: Session, request: web.Request) -> ChatRequest:
-        try:
-            raw = await request.read()
-        except web.HTTPRequestEntityTooLarge as error:
-            cap = self._gateway.limits.body_bytes
-            raise WireError("too_large", f"the request body is larger than {cap} bytes") from error
+        cap = min(self._gateway.limits.body_bytes, session.limits.body_bytes or self._gateway.limits.body_bytes)
+        size = cap if request.content_length is None else request.content_length
+        if size > cap:
+            raise WireError("too_large", f"the request body is larger than {cap} bytes")
+        with self._gateway.reading.now(size, "bytes of requests"):
+            try:
+                raw = await request.read()
+            except web.HTTPRequestEntityTooLarge as error:
+                raise WireError("too_large", f"the request body is larger than {cap} bytes") from error
+        if len(raw) > cap:
+            raise WireError("too_large", f"the request body is larger than {cap} bytes")
         try:
             body = session.bodies.decode(raw, wire.name)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -21,7 +21,7 @@ from sandlot.chat.continuity import Continuity, Match
 from sandlot.chat.messages import digest
 from sandlot.engine.base import Generation, SamplingParams
 from sandlot.engine.ids import PromptIds
-from sandlot.errors import ContextOverflowError, EngineError, SandlotError
+from sandlot.errors import ContextOverflowError, EngineError, ModelError
 from sandlot.gateway.answering import Taken, take
 from sandlot.gateway.bodies import Bodies
 from sandlot.gateway.call import Asked, Call, Counters, Policy, Recorder, Told
@@ -50,6 +50,7 @@ class Session:
         limits: SessionLimits,
         metadata: Mapping[str, Any] | None = None,
         gate: Callable[[], AbstractAsyncContextManager[str]],
+        admit: Callable[[int], AbstractAsyncContextManager[None]],
         in_thread: Callable[..., Awaitable[Any]],
         retry_delays: Sequence[float] = (),
     ) -> None:
@@ -69,6 +70,7 @@ class Session:
         self._continuity = Continuity()
         self._prompts = Prompts(self.tree)
         self._gate = gate
+        self._admit = admit
         self._in_thread = in_thread
         self._retry_delays = retry_delays
         self._calls: dict[bytes, Call] = {}
@@ -163,7 +165,7 @@ class Session:
                 call.prepared.set_result(len(prompt))
                 self._claimed += 1  # from here on this call counts against the limit of turns
                 try:
-                    async with self._gate() as version:
+                    async with self._admit(len(prompt)), self._gate() as version:
                         sampling = self.policy.sampling.capped(min([room, *self._token_caps(request)]))
                         generation = await self._generate(prompt, sampling, call.head.id)
                     asked = Asked(request, match, identity, call_prefix, call.head, prompt, new_ids, sampling, version)
@@ -187,8 +189,10 @@ class Session:
             self.counters.engine_error = str(error)
             await self.note("engine_error", error=str(error), retryable=error.retryable)
             raise WireError("overloaded" if error.retryable else "invalid_request", str(error)) from error
-        except (WireError, SandlotError):
+        except WireError:
             raise
+        except ModelError as error:  # the model's chat template refuses this conversation
+            raise WireError("invalid_request", str(error)) from error
         except Exception as error:
             # A full disk or a bug of ours: the agent may ask again, and the episode knows that it was not its doing.
             log.exception("session %s: a call failed inside the gateway", self.id)
