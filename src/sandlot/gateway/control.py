@@ -41,6 +41,7 @@ class _Limits(_Strict):
     tokens: int | None = Field(None, gt=0)
     wall_clock: float | None = Field(None, gt=0)
     concurrent: int = Field(16, gt=0)
+    body_bytes: int | None = Field(None, gt=0)
 
 
 class _Open(_Strict):

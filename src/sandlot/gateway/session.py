@@ -105,7 +105,10 @@ class Session:
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """Exact number of prompt tokens `request` would be sampled from."""
-        prompt, _ = await self._prompt(self._continuity.match(request.messages, request.tools), request)
+        try:
+            prompt, _ = await self._prompt(self._continuity.match(request.messages, request.tools), request)
+        except ModelError as error:
+            raise WireError("invalid_request", str(error)) from error
         return len(prompt)
 
     @contextlib.contextmanager
