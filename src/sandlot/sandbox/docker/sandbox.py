@@ -151,7 +151,7 @@ class DockerSandbox(RemoteSandbox):
                     raise SandboxError(f"{asked} is larger than {max_bytes} bytes", retryable=False)
         return await asyncio.to_thread(_only_file, bytes(data), asked, max_bytes)
 
-    async def _pack(self, path: str, spool: IO[bytes], max_bytes: int) -> str:
+    async def _pack(self, path: str, spool: IO[bytes], exclude: Sequence[str], max_bytes: int) -> str:
         for _ in range(_LINKS):
             status = await self._status(path)
             if not status["mode"] & _SYMLINK:

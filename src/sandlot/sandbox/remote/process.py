@@ -127,7 +127,7 @@ class RemoteProcess:
         finally:
             for task in (reading, writing):
                 task.cancel()
-            with suppress(OSError):
+            with suppress(OSError, SandboxError):
                 await stream.close()
         return await self._result(code)
 

@@ -208,16 +208,16 @@ class RemoteSandbox(ABC):
         path = self._absolute(path)
         mounts = _mounts_below(self.spec, path)
         with tempfile.TemporaryFile() as spool:
-            prefix = await self._pack(path, spool, max_bytes)
+            prefix = await self._pack(path, spool, exclude_names, max_bytes)
             await asyncio.to_thread(spool.seek, 0)
             pieces = tars.rewritten(spool, prefix, frozenset(exclude_names), mounts, max_bytes)
             while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
                 yield piece
 
-    async def _pack(self, path: str, spool: Any, max_bytes: int) -> str:
+    async def _pack(self, path: str, spool: Any, exclude: Sequence[str], max_bytes: int) -> str:
         """Write the directory as a tar to `spool`; the name that all its members are below."""
         limit = max_bytes + (64 << 20)
-        result = await self._helper(scripts.pack(path), limit=limit)
+        result = await self._helper(scripts.pack(path, exclude, limit + 1), limit=limit)
         self._check_file(result, path)
         if result.truncated:
             raise SandboxError(f"{path} is larger than {max_bytes} bytes", retryable=False)

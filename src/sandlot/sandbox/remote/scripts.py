@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 MARK = "SANDLOT_EXEC"
@@ -88,18 +89,24 @@ exit 3
 """
 
 _REFUSE_SPECIAL = """
-real=$(readlink -f "$path") || { [ -L "$path" ] && exit 45; exit 44; }
 [ -n "$real" ] || exit 44
 case $real in /proc/* | /sys/* | /dev/*) exit 45 ;; esac
 """
 
-_READ = f'path=$1{_REFUSE_SPECIAL}[ -e "$real" ] || exit 44\n[ -f "$real" ] || exit 45\nexec head -c "$2" "$real"'
+_READ = f"""
+real=$(readlink -f "$1") || {{ [ -L "$1" ] && exit 45; exit 44; }}
+{_REFUSE_SPECIAL}
+[ -e "$real" ] || exit 44
+[ -f "$real" ] || exit 45
+exec head -c "$2" "$real"
+"""
 
 # $1: bytes to come, $2: path, $3: mode. What comes is taken in any case: a broken pipe would hide the reason.
 _WRITE = f"""
 trap '[ $? = 0 ] || head -c "$1" >/dev/null' EXIT
 path=$2; umask 022
 case $path in */*) mkdir -p "${{path%/*}}/" || exit 1 ;; esac
+real=$(readlink -f "$path") || real=$path
 {_REFUSE_SPECIAL}
 if [ -e "$real" ] && [ ! -f "$real" ]; then exit 45; fi
 : >"$path" || exit 1
@@ -108,7 +115,7 @@ head -c "$1" >"$path" && chmod "$3" "$path"
 
 # $1: directory, $2: bytes of names to come. What is no directory where one must be, or stands in a member's way, goes.
 _CLEAR_WAY = """
-mkdir -p "$1" && cd "$1" || exit 1
+mkdir -p "$1" && cd "$1" || { head -c "$2" >/dev/null; exit 1; }
 head -c "$2" | while IFS= read -r line; do
     kind=${line%% *}; path=./${line#* }
     if [ -L "$path" ]; then rm -f "$path"
@@ -119,7 +126,7 @@ done
 """
 
 _UNPACK = 'head -c "$2" | tar -xpf - -C "$1"'
-_PACK = '[ -d "$1" ] || exit 44; exec tar -cf - -C "$1" .'
+_PACK = '[ -d "$1" ] || exit 44; dir=$1; max=$2; shift 2; tar -cf - "$@" -C "$dir" . | head -c "$max"'
 
 NOT_FOUND, NOT_REGULAR = 44, 45
 ESCAPED = 3
@@ -165,9 +172,10 @@ def unpack(path: str, size: int) -> list[str]:
     return _script(_UNPACK, path, str(size))
 
 
-def pack(path: str) -> list[str]:
-    """Write a directory to stdout as a tar."""
-    return _script(_PACK, path)
+def pack(path: str, exclude: Sequence[str], max_bytes: int) -> list[str]:
+    """Write a directory to stdout as a tar, cut at `max_bytes`; names that mean patterns to tar are not left out."""
+    plain = [name for name in exclude if re.fullmatch(r"[\w.-]+", name)]
+    return _script(_PACK, path, str(max_bytes), *(f"--exclude={name}" for name in plain))
 
 
 def make_user(uid: int, workdir: str) -> list[str]:

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from sandlot.errors import SandboxError
 
 DIRECTORY = "/tmp/.sandlot"
-_PIECE = 256 << 10
+_PIECE = 1 << 20
 _LEFTOVER_SECONDS = 0.5
 _PAUSES = (0.05, 1.5)
 
