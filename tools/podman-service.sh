@@ -1,7 +1,10 @@
 #!/usr/bin/env bash
-# Starts Podman's Docker-compatible API for the tests of the `docker` backend and prints its DOCKER_HOST. Installs Podman
-# where apt can; run again, it prints the address of the service that runs already. Exit 1 where there can be none.
+# Starts Podman's Docker-compatible API for the tests of the `docker` backend and prints its DOCKER_HOST. Run again, it
+# prints the address of the service that runs already. With --install, gets Podman by apt first. Exit 1 where there can
+# be none.
 set -euo pipefail
+install=
+[ "${1:-}" = --install ] && install=yes && shift
 state=${1:-${XDG_RUNTIME_DIR:-/run}/sandlot-podman}
 socket=$state/podman.sock
 mkdir -p "$state"
@@ -11,7 +14,10 @@ if answers; then
     exit 0
 fi
 if ! command -v podman >/dev/null || ! command -v runc >/dev/null; then
-    [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || { echo "podman and runc are not installed" >&2; exit 1; }
+    if [ -z "$install" ] || [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
+        echo "podman and runc are not installed; on Debian, as root: $0 --install" >&2
+        exit 1
+    fi
     export DEBIAN_FRONTEND=noninteractive
     { apt-get update -q && apt-get install -qy --no-install-recommends podman runc catatonit; } >&2
 fi

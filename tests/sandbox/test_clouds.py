@@ -1,6 +1,7 @@
 """The adapters of clouds, on doubles of their SDKs: what they ask for, what they refuse, what they never repeat."""
 
 import asyncio
+import os
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -17,7 +18,10 @@ from sandlot.sandbox.remote.tunnel import Tunnel
 from support.backends import CLOUDS, _free_port, cloud_backend
 from support.fake_clouds import Cloud, NotFoundError
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="the doubles' sandboxes need a root of their own, as clouds' have"),
+]
 
 Making = Callable[..., Any]
 SPEC = SandboxSpec(image="some-image", env={"GIVEN": "1"}, labels={"run": "r1"}, limits=Limits(wall_clock=7200))

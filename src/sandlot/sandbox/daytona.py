@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import socket
 from collections.abc import Mapping
 from typing import Any
@@ -20,7 +21,8 @@ class _Machine(Machine):
 
     async def call(self, line: str, seconds: float) -> tuple[int, str]:
         try:
-            result = await self._sandbox.process.exec(line, cwd="/", timeout=int(seconds) + 1)
+            # Its own shell may be zsh, which splits no words.
+            result = await self._sandbox.process.exec(shlex.join(["sh", "-c", line]), cwd="/", timeout=int(seconds) + 1)
         except Exception as error:  # the SDK's classes are not ours to import
             raise _ours(error) from error
         return int(result.exit_code), str(result.result)

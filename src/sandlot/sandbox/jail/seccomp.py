@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import platform
 import struct
+from functools import cache
 
 _LD, _JEQ, _JGE, _RET, _JSET = 0x20, 0x15, 0x35, 0x06, 0x45
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
@@ -81,6 +82,7 @@ def denied_numbers(machine: str) -> list[int]:
     return sorted(n for n in numbers if n is not None and n >= 0)
 
 
+@cache
 def build_filter(machine: str | None = None) -> bytes:
     """The filter program for `machine` (default: this one), ready to install.
 

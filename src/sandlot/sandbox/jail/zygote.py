@@ -15,7 +15,7 @@ import socket
 import sys
 from typing import Any, NoReturn
 
-from sandlot.sandbox.jail import keeper, leftovers, probe, wire
+from sandlot.sandbox.jail import keeper, leftovers, probe, seccomp, wire
 
 
 def main(control_fd: int, run_dir: str) -> None:
@@ -24,6 +24,7 @@ def main(control_fd: int, run_dir: str) -> None:
     control.setblocking(True)
     signal.signal(signal.SIGCHLD, lambda *_: _reap())
     _hide_arguments()
+    seccomp.build_filter()  # once, for all that is forked from here
     gc.collect()
     gc.freeze()
     while True:
