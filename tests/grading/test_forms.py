@@ -86,6 +86,7 @@ async def test_fix_is_1_and_bug_is_0(backend: SandboxBackend, form: str) -> None
         assert "ok \ufffd" in solved.evidence["runs"][0]["log"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("cheat", FORM_CHEATS)
 async def test_a_cheat_earns_nothing_in_any_form(backend: SandboxBackend, form: str, cheat: str) -> None:
