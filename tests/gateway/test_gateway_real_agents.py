@@ -45,9 +45,11 @@ ASKED_AGAIN = {("qwen-code", "anthropic")}
 """Whose answer to a broken call is the same request again: the turn stays, as a branch of its own."""
 
 
-async def _run(rig: Rig, harness: Harness, tmp_path: Path, base: str | None = None) -> ExecResult:
+async def _run(
+    rig: Rig, harness: Harness, tmp_path: Path, *, base: str | None = None, prompt: str = "Write hello.txt."
+) -> ExecResult:
     endpoint = Endpoint(base or rig.url, rig.opened.api_key, "policy", 120_000, 8_000)
-    return await run_on_host(harness, endpoint, "Write hello.txt.", tmp_path)
+    return await run_on_host(harness, endpoint, prompt, tmp_path)
 
 
 @pytest.mark.parametrize("harness", AGENTS)
@@ -85,11 +87,12 @@ async def test_a_task_with_parallel_and_bad_calls_is_one_branch(
 
 @pytest.mark.parametrize("harness", MINI)
 async def test_mini_is_one_branch_until_it_drops_a_turn(make_rig: MakeRig, tmp_path: Path, harness: Harness) -> None:
-    """It takes no note of calls it cannot read: the answer goes to a history without them."""
+    """It keeps no call it cannot read: the error is told to a history without it."""
     said = [
         thinking("First I write.", shell_call(harness, "echo hi > hello.txt", before="I write.\n")),
         shell_call(harness, "cat hello.txt") + "\n" + shell_call(harness, "ls -a"),
         call_text("no_such_tool", {"a": 1}),
+        broken_call(harness, before="A broken call.\n"),
         thinking("I look.", shell_call(harness, "printf 'caf\u00e9'")),
         farewell(harness),
     ]
@@ -98,26 +101,33 @@ async def test_mini_is_one_branch_until_it_drops_a_turn(make_rig: MakeRig, tmp_p
     assert harness.failure(result) == (None, ""), result.text()
     assert (tmp_path / "work" / "hello.txt").read_text() == "hi\n"
     turns = rig.session.turns
-    assert rig.session.counters.calls == {"ok": 5, "unknown_tool": 1}
-    assert [t.parent for t in turns] == [None, turns[0].id, turns[1].id, turns[1].id, turns[3].id]
-    assert len(rig.session.forks) == 1
+    assert rig.session.counters.calls == {"ok": 5, "invalid_arguments": 1, "unknown_tool": 1}
+    assert [t.parent for t in turns] == [None, *(turns[k].id for k in (0, 1, 1, 1, 4))]
+    assert len(rig.session.forks) == 2
     finished = await rig.gateway.finish(rig.session.id)
     assert not finished.report.violations
-    assert len(finished.samples) == 2
+    assert len(finished.samples) == 3
 
 
 @pytest.mark.parametrize("harness", [pytest.param(Pi(wire), id=f"pi-{wire}") for wire in WIRES])
 async def test_a_session_in_the_path(make_rig: MakeRig, tmp_path: Path, harness: Harness) -> None:
     rig = await make_rig(in_turn([shell_call(harness, "echo hi > hello.txt"), "Done."]))
-    result = await _run(rig, harness, tmp_path, f"{rig.url}/s/{rig.session.id}")
+    result = await _run(rig, harness, tmp_path, base=f"{rig.url}/s/{rig.session.id}")
     assert harness.failure(result) == (None, ""), result.text()
     assert len(rig.session.turns) == 2
 
 
 @pytest.mark.parametrize("harness", ENDING)
-async def test_a_spent_budget_ends_it_at_once(make_rig: MakeRig, tmp_path: Path, harness: Harness) -> None:
-    rig = await make_rig(in_turn([shell_call(harness, "echo hi >> hello.txt")]), limits=SessionLimits(turns=1))
-    result = await _run(rig, harness, tmp_path)
+async def test_the_statement_arrives_whole_and_a_spent_budget_ends_it(
+    make_rig: MakeRig, tmp_path: Path, harness: Harness
+) -> None:
+    """What a shell, a parser or the CLI itself would take for its own, and more than an argument holds."""
+    statement = "/help me with - a dash, @app.route('/a b'), $HOME, `cmd`, café\n\n  indented\n" + "word " * 30_000
+    rig = await make_rig(
+        in_turn([shell_call(harness, "echo hi >> hello.txt")]), limits=SessionLimits(turns=1), max_context=500_000
+    )
+    result = await _run(rig, harness, tmp_path, prompt=statement)
+    assert statement.strip() in rig.engine.fmt.tokenizer.decode(rig.engine.prompts[0])
     assert harness.failure(result)[0] == FailureKind.BUDGET, result.text()
     assert (tmp_path / "work" / "hello.txt").read_text() == "hi\n"
     assert len(rig.session.turns) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from typing import Any
 
 import pytest
@@ -10,7 +11,12 @@ import pytest
 from sandlot.errors import ConfigError, FailureKind
 from sandlot.harness import HARNESSES, Endpoint, Harness
 from sandlot.harness.claude_code import ClaudeCode
+from sandlot.harness.codex import Codex
+from sandlot.harness.gemini_cli import GeminiCli
+from sandlot.harness.mini_swe_agent import MiniSweAgent
+from sandlot.harness.opencode import OpenCode
 from sandlot.harness.pi import Pi
+from sandlot.harness.qwen_code import QwenCode
 from sandlot.sandbox import ExecResult
 
 SPENT = "the budget of this session is spent: turns (2); finish now, do not retry"
@@ -26,6 +32,21 @@ def _claude(code: int, said: str, **more: Any) -> ExecResult:
     return ExecResult(
         code, "\n".join(map(json.dumps, lines)).encode() + b"\n", b"[claude-code:unrecognized_model] {}\n"
     )
+
+
+def _codex(code: int, said: str) -> ExecResult:
+    lines = [{"type": "turn.started"}, {"type": "error", "message": "Reconnecting... 1/2"}]
+    lines += [{"type": "turn.failed", "error": {"message": said}}] if code else [{"type": "turn.completed"}]
+    return ExecResult(code, "\n".join(map(json.dumps, lines)).encode() + b"\n", b"WARNING: proceeding\n")
+
+
+def _gemini(code: int, said: str) -> ExecResult:
+    report = f"Error when talking to Gemini API Full report available at: /tmp/x.json _ApiError: {said}"
+    return ExecResult(code, b"", f"{report}\n    at process (file:///x.js:1:2) {{\n  status: 403\n}}\n".encode())
+
+
+def _google(message: str) -> str:
+    return json.dumps({"error": {"code": 403, "message": message, "status": "PERMISSION_DENIED"}})
 
 
 @pytest.mark.parametrize(
@@ -52,6 +73,22 @@ def _claude(code: int, said: str, **more: Any) -> ExecResult:
             "4096",
         ),
         (ClaudeCode(), _claude(1, "API Error: 529 the engine is down."), FailureKind.AGENT_ERROR, "529"),
+        (Codex(), _codex(0, ""), None, ""),
+        (Codex(), _codex(1, f"unexpected status 403 Forbidden: {SPENT}, url: x"), FailureKind.BUDGET, SPENT),
+        (Codex(), _codex(1, "Codex ran out of room in the model's context window."), FailureKind.CONTEXT_OVERFLOW, ""),
+        (Codex(), _codex(1, "stream disconnected before completion"), FailureKind.AGENT_ERROR, "exit code 1: stream"),
+        (Codex(), ExecResult(1, b'{"type":"error", torn', b"no home\n"), FailureKind.AGENT_ERROR, "no home"),
+        (
+            OpenCode(),
+            _pi(1, f"\x1b[0m$ \x1b[0mecho hi\nhi\n\x1b[91m\x1b[1mError: \x1b[0m{SPENT}"),
+            FailureKind.BUDGET,
+            f"exit code 1: {SPENT}",
+        ),
+        (QwenCode(), _pi(1, f"[API Error: 400 {LONG}]"), FailureKind.CONTEXT_OVERFLOW, LONG),
+        (GeminiCli(), _gemini(1, _google(SPENT)), FailureKind.BUDGET, f"exit code 1: {SPENT}"),
+        (GeminiCli(), _gemini(1, _google(LONG)), FailureKind.CONTEXT_OVERFLOW, LONG),
+        (GeminiCli(), _gemini(1, "{torn}"), FailureKind.AGENT_ERROR, "status: 403"),
+        (MiniSweAgent(), _pi(1, f"PermissionDeniedError: OpenAIException - {SPENT}"), FailureKind.BUDGET, SPENT),
         (ClaudeCode(), ExecResult(1, b'{"type":"result", torn', b"no memory\n"), FailureKind.AGENT_ERROR, "no memory"),
     ],
 )
@@ -62,7 +99,7 @@ def test_ends(harness: Harness, result: ExecResult, kind: FailureKind | None, de
     assert "\n" not in text
 
 
-@pytest.mark.parametrize("harness", [Pi(), ClaudeCode()])
+@pytest.mark.parametrize("harness", [HARNESSES.get(name)() for name in HARNESSES.names()])
 def test_killed_from_outside(harness: Harness) -> None:
     late = ExecResult(None, b"", b"", timed_out=True, duration=61.0)
     assert harness.failure(late) == (FailureKind.AGENT_TIMEOUT, "killed after 61 s")
@@ -100,10 +137,36 @@ def test_pi_is_not_told_to_run_a_key() -> None:
         assert models["providers"]["sandlot"]["apiKey"] == written
 
 
-def test_an_unknown_wire_is_refused() -> None:
-    with pytest.raises(ConfigError, match="does not speak 'smoke'; it speaks chat, anthropic"):
-        Pi("smoke")
+def test_codex_is_configured_in_toml() -> None:
+    endpoint = Endpoint("http://127.0.0.1:8000", "k", 'a "quoted" model', 100_000, 4096)
+    off, on = (tomllib.loads(Codex(compaction=c).config(endpoint)) for c in (False, True))
+    assert off["model"] == 'a "quoted" model'
+    assert off["model_providers"]["sandlot"]["base_url"] == "http://127.0.0.1:8000/v1"
+    assert "k" not in off["model_providers"]["sandlot"].values()
+    assert off["model_auto_compact_token_limit"] > 10**8
+    assert on["model_auto_compact_token_limit"] == 100_000 - 4096 - 1024
+    assert on["model_context_window"] == 100_000
+    assert tomllib.loads(Codex(as_model="gpt-5.5").config(endpoint))["model"] == "gpt-5.5"
 
 
-def test_registered() -> None:
-    assert [HARNESSES.get(name)().name for name in ("pi", "claude-code")] == ["pi", "claude-code"]
+def test_compaction_is_off_unless_wanted() -> None:
+    endpoint = Endpoint("http://127.0.0.1:8000", "k", "m", 100_000, 4096)
+    off, on = (QwenCode(compaction=c).settings(endpoint)["model"]["generationConfig"] for c in (False, True))
+    assert off["contextWindowSize"] > 10**8
+    assert on["contextWindowSize"] == 100_000
+    off, on = (OpenCode(compaction=c).config(endpoint)["compaction"] for c in (False, True))
+    assert (off["auto"], on["auto"]) == (False, True)
+    off, on = (GeminiCli(compaction=c).settings()["model"]["compressionThreshold"] for c in (False, True))
+    assert off > 1 > on
+
+
+@pytest.mark.parametrize("kind", [Pi, OpenCode, QwenCode, MiniSweAgent])
+def test_an_unknown_wire_is_refused(kind: Any) -> None:
+    with pytest.raises(ConfigError, match=r"does not speak 'smoke'; it speaks chat, anthropic"):
+        kind("smoke")
+
+
+def test_registered_under_their_own_names() -> None:
+    names = HARNESSES.names()
+    assert [HARNESSES.get(name)().name for name in names] == names
+    assert len(names) >= 7

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 from sandlot.errors import FailureKind
 from sandlot.sandbox import ExecResult
 
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _OVERFLOW = ("prompt is too long", "maximum context length", "context_length_exceeded", "model's context window")
 # The gateway's words for a spent or sealed session; the CLIs' own for an answer cut at its token limit.
 _BUDGET = ("budget of this session", "session is sealed", "output token limit", "output token maximum")
@@ -32,6 +35,6 @@ def classify(result: ExecResult, words: str) -> tuple[FailureKind | None, str]:
 
 
 def last_words(text: str, limit: int = 400) -> str:
-    """The last lines of an output on one line, cut at `limit` characters from the end."""
-    joined = " | ".join(line.strip() for line in text.splitlines() if line.strip())
+    """The last lines of an output on one line without its colours, cut at `limit` characters from the end."""
+    joined = " | ".join(line.strip() for line in _COLOUR.sub("", text).splitlines() if line.strip())
     return joined if len(joined) <= limit else "…" + joined[-limit:]

@@ -79,7 +79,9 @@ class GeminiCli:
             "NO_BROWSER": "1",
             "NO_COLOR": "1",
         }
-        return Command(tuple(argv), env, prompt.encode())
+        # A leading `/` would call a command of the CLI instead of the model.
+        text = f"\n{prompt}" if prompt.startswith("/") else prompt
+        return Command(tuple(argv), env, text.encode())
 
     def failure(self, result: ExecResult) -> tuple[FailureKind | None, str]:
         said = result.stderr.decode("utf-8", "replace")

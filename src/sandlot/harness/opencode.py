@@ -99,4 +99,5 @@ class OpenCode:
         return Command(with_path("opencode/tools/bin", argv), env, prompt.encode())
 
     def failure(self, result: ExecResult) -> tuple[FailureKind | None, str]:
-        return classify(result, last_words(result.stderr.decode("utf-8", "replace")))
+        # The whole conversation goes there; an error ends it.
+        return classify(result, last_words(result.stderr.decode("utf-8", "replace").rpartition("Error: ")[2]))
