@@ -2,44 +2,93 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from sandlot.gateway.wire.transcript import Item
+from sandlot.gateway.wire.transcript import History, Item
 
 _CAP = 32 << 20
 """Bytes of elements that are remembered; beyond that everything is forgotten and the next turn costs more."""
+_BRANCHES = 3
+"""How many bodies are remembered whole: those of an agent and of its sub-agents come in turn."""
+_HISTORIES = frozenset({"messages", "input", "contents"})
+_BLANK = b" \t\r\n"
 
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _elements = msgspec.json.Decoder(list[msgspec.Raw])
 _anything = msgspec.json.Decoder(Any)
 
 
+@dataclass(eq=False)
+class _Begun:
+    """How a body began: `head` ends with the last but one element of its history, whose first stands at `start`."""
+
+    head: bytes
+    start: int
+    field: str
+    history: History
+
+
 class Bodies:
     """Decodes the bodies of one session. Elements of top-level lists (messages, tools) that came with the same bytes
-    before are the same `Item` again."""
+    before are the same `Item` again; a body that begins as one before did is decoded from there on."""
 
     def __init__(self) -> None:
         self._items: dict[tuple[str, str], dict[bytes, Item]] = {}
         self._size = 0
+        self._begun: dict[str, list[_Begun]] = {}
 
     def decode(self, raw: bytes, wire: str) -> Any:
         """The JSON value of a body in the protocol `wire`. Raises what `msgspec.json.decode` raises."""
-        try:
-            fields = _fields.decode(raw)
-        except msgspec.ValidationError:
-            return _anything.decode(raw)  # no object: for the wire to refuse
-        return {name: self._value(bytes(value), (wire, name)) for name, value in fields.items()}
+        if self._size > _CAP:
+            self._items.clear()
+            self._begun.clear()
+            self._size = 0
+        begun = self._begun.setdefault(wire, [])
+        known = max((b for b in begun if raw.startswith(b.head)), key=lambda b: len(b.head), default=None)
+        if known is not None and (body := self._continued(raw, known, wire)) is not None:
+            begun.remove(known)
+            new = _further(raw, body, known)
+        else:
+            try:
+                fields = _fields.decode(raw)
+            except msgspec.ValidationError:
+                return _anything.decode(raw)  # no object: for the wire to refuse
+            texts = {name: bytes(value) for name, value in fields.items()}
+            body = {name: self._value(text, (wire, name)) for name, text in texts.items()}
+            new = next((found for f in _HISTORIES & body.keys() if (found := _begun(raw, texts[f], body, f))), None)
+        if new is not None:
+            begun.insert(0, new)
+            del begun[_BRANCHES:]
+        return body
+
+    def _continued(self, raw: bytes, known: _Begun, wire: str) -> dict[str, Any] | None:
+        """The body, its known elements left out of the text that is decoded. None where that cannot be done."""
+        rest = raw[len(known.head) :].lstrip(_BLANK)
+        if rest[:1] != b",":
+            return None
+        rest = rest[1:].lstrip(_BLANK)
+        if rest[:1] == b"]":
+            return None  # a comma too many
+        short = raw[: known.start] + rest
+        texts = {name: bytes(value) for name, value in _fields.decode(short).items()}
+        if not short.startswith(texts[known.field], known.start - 1):
+            return None  # the field comes twice
+        body = {name: self._value(text, (wire, name)) for name, text in texts.items()}
+        shared = len(known.history) - 1
+        history = History([*known.history[:shared], *body[known.field]])
+        history.before, history.shared = known.history, shared
+        known.history.before = None
+        body[known.field] = history
+        return body
 
     def _value(self, raw: bytes, key: tuple[str, str]) -> Any:
         if raw[:1] != b"[":
             return _anything.decode(raw)
-        if self._size > _CAP:
-            self._items.clear()
-            self._size = 0
         known = self._items.setdefault(key, {})
-        found: list[Any] = []
+        found = History()
         for element in _elements.decode(raw):
             text = bytes(element)
             if (item := known.get(text)) is None:
@@ -48,6 +97,40 @@ class Bodies:
                     found.append(value)
                     continue
                 item = known[text] = Item(value)
+                item.size = len(text)
                 self._size += len(text)
             found.append(item)
         return found
+
+
+def _begun(raw: bytes, text: bytes, body: dict[str, Any], field: str) -> _Begun | None:
+    """How a body began whose history is `text`."""
+    name = b'"%b"' % field.encode()
+    if (at := raw.find(name)) < 0:
+        return None
+    at += len(name)
+    while raw[at] in _BLANK or raw[at] == ord(":"):
+        at += 1
+    history = body[field]
+    if not isinstance(history, History) or not raw.startswith(text, at):
+        return None  # the name stands elsewhere as well
+    return _up_to(raw, at + 1, at + 1, history, 0, field)
+
+
+def _further(raw: bytes, body: dict[str, Any], known: _Begun) -> _Begun | None:
+    """How a body began that began as a known one does."""
+    history: History = body[known.field]
+    return _up_to(raw, known.start, len(known.head), history, history.shared, known.field)
+
+
+def _up_to(raw: bytes, start: int, at: int, history: History, index: int, field: str) -> _Begun | None:
+    """A body up to the last but one element of its history, the element `index` standing at or after `at`."""
+    if len(history) < 2:
+        return None
+    for item in history[index:-1]:
+        while raw[at] in _BLANK or raw[at] == ord(","):
+            at += 1
+        if not isinstance(item, Item):
+            return None
+        at += item.size
+    return _Begun(raw[:at], start, field, history)

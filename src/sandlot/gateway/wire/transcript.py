@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -18,8 +18,36 @@ class Item(dict[str, Any]):
     Its place in the list may differ from request to request, so what is made must not depend on that. Read-only.
     """
 
-    __slots__ = ("made",)
+    __slots__ = ("made", "size")
     made: Any
+    size: int
+    """Of its JSON text, in bytes."""
+
+
+class History(list[Any]):
+    """A list of a request. The first `shared` elements are those of the history `before`, the very same objects."""
+
+    __slots__ = ("before", "shared", "state")
+    before: History | None
+    shared: int
+    state: _State
+
+    def __init__(self, elements: Iterable[Any] = ()) -> None:
+        super().__init__(elements)
+        self.before = None
+        self.shared = 0
+
+
+@dataclass(eq=False, slots=True)
+class _State:
+    """What a transcript has taken of a history after `count` of its elements."""
+
+    count: int
+    messages: list[Message]
+    place: dict[str, tuple[int, ToolCall]]
+    named: dict[str, tuple[int, ToolCall]]
+    open: list[tuple[int, ToolCall]]
+    calls: int
 
 
 def made_of(item: Mapping[str, Any], where: str, make: Callable[[Mapping[str, Any], str], T]) -> T:
@@ -76,8 +104,18 @@ class Transcript:
         self._count = 0
 
     def take(self, items: Sequence[Any], field: str, read: Callable[[Any, str], Sequence[Step]]) -> None:
-        """Append what `read` makes of each message in a field of the request."""
-        for i, item in enumerate(items):
+        """Append what `read` makes of each message in a field of the request, which has no other."""
+        head, first, last = len(self._messages), 0, len(items) - 1
+        if isinstance(items, History) and items.before is not None:
+            state = getattr(items.before, "state", None)
+            if state is not None and state.count <= items.shared:
+                self._resume(state)
+                first = state.count
+            items.before = None
+        for i in range(first, len(items)):
+            item = items[i]
+            if i >= last - 2 and isinstance(items, History) and not self._run:
+                items.state = self._state(i, head)
             try:
                 steps: Sequence[Step] = item.made
             except AttributeError:
@@ -87,6 +125,15 @@ class Transcript:
                     self.add(step)
                 else:
                     self.result(f"{field}.{i}", step)
+
+    def _state(self, count: int, head: int) -> _State:
+        place, named, calls = dict(self._place), dict(self._named), list(self._open)
+        return _State(count, self._messages[head:], place, named, calls, self._count)
+
+    def _resume(self, state: _State) -> None:
+        self._messages += state.messages
+        self._place, self._named, self._open = dict(state.place), dict(state.named), list(state.open)
+        self._count = state.calls
 
     def add(self, message: Message) -> None:
         """Append a message that is no tool result."""
