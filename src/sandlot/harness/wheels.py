@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -82,7 +83,8 @@ def _compile(lib: Path, python: str) -> None:
     """Bytecode of that very Python, where this machine has it: sandboxes cannot keep any of their own."""
     for stale in list(lib.rglob("__pycache__")):
         shutil.rmtree(stale)
-    if program := shutil.which(f"python{python}"):
+    ours = f"{sys.version_info.major}.{sys.version_info.minor}" == python
+    if program := sys.executable if ours else shutil.which(f"python{python}"):
         # Not checked against the source's time: a layer never changes.
         argv = [program, "-I", "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", str(lib)]
         subprocess.run(argv, capture_output=True, timeout=_TIMEOUT, check=False, env={**os.environ, "HOME": str(lib)})
