@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import secrets
 from pathlib import Path
@@ -29,6 +28,7 @@ def command(
 ) -> None:
     """Serve agents and their control side until interrupted. The admin key is $SANDLOT_ADMIN_KEY, or a new one."""
     from sandlot.config import load_config
+    from sandlot.gateway.process import serve
     from sandlot.rollout.serve import serve_gateway
 
     flags = {
@@ -53,7 +53,7 @@ def command(
             for name, value in told.items():
                 console.print(f"{name.replace('_', ' '):>12}  {value}", highlight=False)
 
-    asyncio.run(
+    serve(
         serve_gateway(
             config,
             admin_key=admin_key,
