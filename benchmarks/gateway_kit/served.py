@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gateway_kit.loop import StallProbe, obey, run
+from gateway_kit.loop import StallProbe, obey
 from sandlot.chat.format import load_chat_format
 from sandlot.engine.base import SamplingParams
 from sandlot.engine.sglang import SglangEngine
 from sandlot.gateway import Gateway
 from sandlot.gateway.call import Policy, Recorder
 from sandlot.gateway.gateway import NoRecorder
+from sandlot.gateway.process import serve
 from sandlot.rollout.recorder import JournalRecorder
 from sandlot.trajectory.journal import JournalWriter
 from sandlot.trajectory.records import SessionRecord
@@ -83,4 +84,4 @@ if __name__ == "__main__":
     parser.add_argument("--engine", required=True)
     parser.add_argument("--journals", type=Path)
     given = parser.parse_args()
-    run(_serve(given.model, given.engine, given.journals))
+    serve(_serve(given.model, given.engine, given.journals))
