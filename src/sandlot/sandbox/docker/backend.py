@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from sandlot.cache import cache_dir, locked
 from sandlot.errors import MissingDependencyError, SandboxError, SandboxUnavailableError
-from sandlot.sandbox.base import Check, Limits, Running, SandboxSpec, Snapshot
+from sandlot.sandbox.base import Check, Running, SandboxSpec, Snapshot
 from sandlot.sandbox.docker import netns, seccomp
 from sandlot.sandbox.docker.sandbox import DockerSandbox, api_errors
+from sandlot.sandbox.docker.spec import check, mounts, ulimits
 from sandlot.sandbox.remote import owner, scripts
 from sandlot.sandbox.remote.sandbox import AGENT_ID
 
@@ -78,7 +79,9 @@ class DockerBackend:
 
     async def create(self, spec: SandboxSpec) -> DockerSandbox:
         """See `SandboxBackend.create`."""
-        _check(spec)
+        check(spec)
+        if spec.snapshot is not None and not isinstance(spec.snapshot, DockerSnapshot):
+            raise SandboxUnavailableError("a container boots from snapshots of containers only")
         docker = await self._client()
         if isinstance(spec.snapshot, DockerSnapshot):
             image = spec.snapshot.image
@@ -92,7 +95,7 @@ class DockerBackend:
         except asyncio.CancelledError:
             starting.add_done_callback(lambda done: self._abandon(docker, done))
             raise
-        here = pid if pid and netns.is_here(pid, f"{_MARK}={identity}") else 0
+        here = await _found_here(pid, identity)
         if spec.network == "gateway" and not here:
             await _remove(docker, container)
             raise SandboxUnavailableError(
@@ -140,8 +143,8 @@ class DockerBackend:
             "MemorySwap": limits.memory,
             "PidsLimit": limits.processes,
             "ShmSize": min(limits.memory // 4, _SHM_BYTES),
-            "Ulimits": _ulimits(limits),
-            "Mounts": _mounts(spec),
+            "Ulimits": ulimits(limits),
+            "Mounts": mounts(spec),
         }
         if limits.cpu is not None:
             host |= {"CpuPeriod": _PERIOD, "CpuQuota": int(limits.cpu * _PERIOD)}
@@ -206,7 +209,7 @@ class DockerBackend:
                 "User": "0:0",
                 "WorkingDir": "/",
                 "Labels": {**owner.labels(3600), owner.MINE: f"prepare-{key}"},
-                "HostConfig": {"NetworkMode": "none", "Mounts": _mounts(spec), "Ulimits": _ulimits(spec.limits)},
+                "HostConfig": {"NetworkMode": "none", "Mounts": mounts(spec), "Ulimits": ulimits(spec.limits)},
             }
             with api_errors():
                 container = await docker.containers.create(config)
@@ -357,39 +360,15 @@ class DockerBackend:
         return [f"seccomp={path}"]
 
 
+async def _found_here(pid: int, identity: str) -> int:
+    """`pid` if it is the container's first process on this machine, else 0; it may still be about to become that."""
+    for _ in range(50 if netns.exists(pid) else 0):
+        if netns.is_here(pid, f"{_MARK}={identity}"):
+            return pid
+        await asyncio.sleep(0.02)
+    return 0
+
+
 async def _remove(docker: aiodocker.Docker, container: str) -> None:
     with suppress(SandboxError), api_errors():
         await docker.containers.container(container).delete(force=True, v=True)
-
-
-def _mounts(spec: SandboxSpec) -> list[dict[str, Any]]:
-    return [
-        {"Type": "bind", "Source": str(layer.source.resolve()), "Target": layer.mount_point, "ReadOnly": True}
-        for layer in spec.layers
-    ]
-
-
-def _ulimits(limits: Limits) -> list[dict[str, Any]]:
-    """Each is named, since what is not named Podman raises, which not every root may."""
-    bounds = {"nofile": limits.open_files, "core": 0, "fsize": limits.disk, "nproc": 4096}
-    return [{"Name": name, "Soft": bound, "Hard": bound} for name, bound in bounds.items()]
-
-
-def _check(spec: SandboxSpec) -> None:
-    if spec.image == "host" and spec.snapshot is None:
-        raise SandboxUnavailableError(
-            "the docker backend has no image `host`; name one of a registry or of the daemon, or use the local backend"
-        )
-    if spec.image.startswith("/"):
-        raise SandboxUnavailableError(
-            f"the docker backend boots no files; load {spec.image} into the daemon and name it"
-        )
-    if spec.snapshot is not None and not isinstance(spec.snapshot, DockerSnapshot):
-        raise SandboxUnavailableError("a container boots from snapshots of containers only")
-    for layer in spec.layers:
-        if not layer.source.is_dir():
-            raise SandboxUnavailableError(f"the layer {layer.source} is not a directory")
-        if not layer.mount_point.startswith("/"):
-            raise SandboxUnavailableError(f"the mount point {layer.mount_point!r} is not an absolute path")
-    if not spec.workdir.startswith("/"):
-        raise SandboxUnavailableError(f"the workdir {spec.workdir!r} is not an absolute path")

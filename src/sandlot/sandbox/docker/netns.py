@@ -52,6 +52,11 @@ def listen(pid: int, port: int) -> socket.socket:
     return listener
 
 
+def exists(pid: int) -> bool:
+    """Whether this machine has a process `pid`, whichever."""
+    return pid > 0 and (Path("/proc") / str(pid)).exists()
+
+
 def is_here(pid: int, variable: str) -> bool:
     """Whether process `pid` of this machine is the one whose environment has `variable`."""
     try:

@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
@@ -150,23 +150,6 @@ class DockerSandbox(RemoteSandbox):
                 if len(data) > max_bytes + (64 << 10):  # headers
                     raise SandboxError(f"{asked} is larger than {max_bytes} bytes", retryable=False)
         return await asyncio.to_thread(_only_file, bytes(data), asked, max_bytes)
-
-    async def _pack(self, path: str, spool: IO[bytes], exclude: Sequence[str], max_bytes: int) -> str:
-        for _ in range(_LINKS):
-            status = await self._status(path)
-            if not status["mode"] & _SYMLINK:
-                break
-            path = posixpath.normpath(posixpath.join(posixpath.dirname(path), status["linkTarget"]))
-        if not status["mode"] & _DIRECTORY:
-            raise FileNotFoundError(20, "Not a directory in the sandbox", path)
-        written = 0
-        async with self._archive(path) as chunks:
-            async for chunk in chunks:
-                written += len(chunk)
-                if written > max_bytes + (64 << 20):
-                    raise SandboxError(f"{path} is larger than {max_bytes} bytes", retryable=False)
-                await asyncio.to_thread(spool.write, chunk)
-        return posixpath.basename(posixpath.normpath(path))
 
     async def _status(self, path: str) -> dict[str, Any]:
         self._check_alive()

@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import time
 from contextlib import suppress
-from typing import Protocol
+from typing import IO, Protocol
 
 from sandlot.errors import SandboxError, SandboxLostError
 from sandlot.sandbox.base import ExecResult
@@ -57,10 +57,12 @@ class Owner(Protocol):
 class RemoteProcess:
     """See `Process`. It has ended when its main process has; daemons that it left may live on until `kill`."""
 
-    def __init__(self, owner: Owner, mark: str, user: str, limit: int) -> None:
+    def __init__(self, owner: Owner, mark: str, user: str, limit: int, sink: IO[bytes] | None = None) -> None:
+        """`sink` gets stdout instead of the result."""
         self._owner, self._mark, self._user, self._limit = owner, mark, user, limit
         self._started = time.monotonic()
         self._data: dict[int, bytearray] = {1: bytearray(), 2: bytearray()}
+        self._sink, self._taken = sink, {1: 0, 2: 0}
         self._truncated = False
         self._timed_out = False
         self._killed = False
@@ -156,10 +158,13 @@ class RemoteProcess:
     async def _drain(self, stream: Stream) -> None:
         while (message := await stream.read()) is not None:
             kind, data = message
-            kept = self._data[kind]
-            room = self._limit - len(kept)
-            kept += data[:room]
+            room = self._limit - self._taken[kind]
             self._truncated |= len(data) > room
+            self._taken[kind] += len(data[:room])
+            if kind == 1 and self._sink is not None:
+                await asyncio.to_thread(self._sink.write, data[:room])
+            else:
+                self._data[kind] += data[:room]
 
 
 def new_mark() -> str:

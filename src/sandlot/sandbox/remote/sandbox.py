@@ -8,7 +8,7 @@ import socket
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any
+from typing import IO, Any
 
 from sandlot.errors import SandboxError, SandboxLostError
 from sandlot.sandbox.base import AGENT_USER, ExecResult, SandboxSpec, Snapshot
@@ -99,14 +99,20 @@ class RemoteSandbox(ABC):
         return await self._start(scripts.wrapped(argv, cwd, len(stdin)), user, {**self.spec.env, **(env or {})}, stdin)
 
     async def _start(
-        self, argv: list[str], user: str, env: Mapping[str, str], stdin: bytes, limit: int | None = None
+        self,
+        argv: list[str],
+        user: str,
+        env: Mapping[str, str],
+        stdin: bytes,
+        limit: int | None = None,
+        sink: IO[bytes] | None = None,
     ) -> RemoteProcess:
         if user not in _IDS:
             raise SandboxError(f"no user {user!r} in a sandbox; there are: agent, root", retryable=False)
         self._check_alive()
         mark = new_mark()
         variables = {"HOME": _HOMES[user], "USER": user, "LANG": "C.UTF-8", **env, scripts.MARK: mark}
-        process = RemoteProcess(self, mark, user, self.spec.limits.output if limit is None else limit)
+        process = RemoteProcess(self, mark, user, self.spec.limits.output if limit is None else limit, sink)
         opening = asyncio.ensure_future(self._open(argv, user=user, env=variables, stdin=stdin))
         try:
             stream = await asyncio.shield(opening)
@@ -130,10 +136,16 @@ class RemoteSandbox(ABC):
             raise
 
     async def _helper(
-        self, argv: list[str], *, user: str = "root", stdin: bytes = b"", limit: int | None = None
+        self,
+        argv: list[str],
+        *,
+        user: str = "root",
+        stdin: bytes = b"",
+        limit: int | None = None,
+        sink: IO[bytes] | None = None,
     ) -> ExecResult:
         """Run one of our scripts, which take their stdin by count."""
-        process = await self._start(scripts.wrapped(argv, "/", None if stdin else 0), user, {}, stdin, limit)
+        process = await self._start(scripts.wrapped(argv, "/", None if stdin else 0), user, {}, stdin, limit, sink)
         result = await self._waited(process, _FILE_SECONDS)
         if result.timed_out:
             raise SandboxError(f"a call on files made no progress for {_FILE_SECONDS:g} s")
@@ -208,21 +220,19 @@ class RemoteSandbox(ABC):
         path = self._absolute(path)
         mounts = _mounts_below(self.spec, path)
         with tempfile.TemporaryFile() as spool:
-            prefix = await self._pack(path, spool, exclude_names, max_bytes)
+            await self._pack(path, spool, exclude_names, max_bytes)
             await asyncio.to_thread(spool.seek, 0)
-            pieces = tars.rewritten(spool, prefix, frozenset(exclude_names), mounts, max_bytes)
+            pieces = tars.rewritten(spool, frozenset(exclude_names), mounts, max_bytes)
             while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
                 yield piece
 
-    async def _pack(self, path: str, spool: Any, exclude: Sequence[str], max_bytes: int) -> str:
-        """Write the directory as a tar to `spool`; the name that all its members are below."""
+    async def _pack(self, path: str, spool: IO[bytes], exclude: Sequence[str], max_bytes: int) -> None:
+        """Write the directory as a tar to `spool`."""
         limit = max_bytes + (64 << 20)
-        result = await self._helper(scripts.pack(path, exclude, limit + 1), limit=limit)
+        result = await self._helper(scripts.pack(path, exclude, limit + 1), limit=limit, sink=spool)
         self._check_file(result, path)
         if result.truncated:
             raise SandboxError(f"{path} is larger than {max_bytes} bytes", retryable=False)
-        await asyncio.to_thread(spool.write, result.stdout)
-        return ""
 
     def listen(self, port: int) -> socket.socket:
         """See `Sandbox.listen`."""

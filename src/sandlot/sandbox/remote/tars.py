@@ -100,10 +100,8 @@ def _parts(name: str) -> list[str]:
     return parts
 
 
-def rewritten(
-    spool: IO[bytes], prefix: str, exclude: frozenset[str], mounts: tuple[str, ...], max_bytes: int
-) -> Iterator[bytes]:
-    """A tar that a tool made, as the contract wants it: members relative to `prefix`, in the order of their names.
+def rewritten(spool: IO[bytes], exclude: frozenset[str], mounts: tuple[str, ...], max_bytes: int) -> Iterator[bytes]:
+    """A tar that a tool made, as the contract wants it: members in the order of their names.
 
     Hard links become files, anything but files, directories and links is left out, and so are `mounts`.
     """
@@ -111,7 +109,7 @@ def rewritten(
     try:
         with tarfile.open(fileobj=spool, mode="r:", errors="surrogateescape") as archive:
             for member in archive:
-                name = _below(member.name, prefix)
+                name = _below(member.name)
                 if name and not exclude.intersection(name.split("/")):
                     found[name] = member
             written = 0
@@ -156,10 +154,8 @@ def _plain(name: str, member: tarfile.TarInfo, content: IO[bytes] | None) -> tar
     return info
 
 
-def _below(name: str, prefix: str) -> str:
+def _below(name: str) -> str:
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if ".." in parts:
         raise OSError(errno.EINVAL, f"the member {name!r} points out of its archive")
-    if prefix and parts[:1] == [prefix]:
-        parts = parts[1:]
     return "/".join(parts)

@@ -1,0 +1,41 @@
+"""What a spec means for a container."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sandlot.errors import SandboxUnavailableError
+from sandlot.sandbox.base import Limits, SandboxSpec
+
+
+def mounts(spec: SandboxSpec) -> list[dict[str, Any]]:
+    """The layers as read-only binds."""
+    return [
+        {"Type": "bind", "Source": str(layer.source.resolve()), "Target": layer.mount_point, "ReadOnly": True}
+        for layer in spec.layers
+    ]
+
+
+def ulimits(limits: Limits) -> list[dict[str, Any]]:
+    """Each is named, since what is not named Podman raises, which not every root may."""
+    bounds = {"nofile": limits.open_files, "core": 0, "fsize": limits.disk, "nproc": 4096}
+    return [{"Name": name, "Soft": bound, "Hard": bound} for name, bound in bounds.items()]
+
+
+def check(spec: SandboxSpec) -> None:
+    """Refuse what a container cannot be."""
+    if spec.image == "host" and spec.snapshot is None:
+        raise SandboxUnavailableError(
+            "the docker backend has no image `host`; name one of a registry or of the daemon, or use the local backend"
+        )
+    if spec.image.startswith("/"):
+        raise SandboxUnavailableError(
+            f"the docker backend boots no files; load {spec.image} into the daemon and name it"
+        )
+    for layer in spec.layers:
+        if not layer.source.is_dir():
+            raise SandboxUnavailableError(f"the layer {layer.source} is not a directory")
+        if not layer.mount_point.startswith("/"):
+            raise SandboxUnavailableError(f"the mount point {layer.mount_point!r} is not an absolute path")
+    if not spec.workdir.startswith("/"):
+        raise SandboxUnavailableError(f"the workdir {spec.workdir!r} is not an absolute path")
