@@ -16,7 +16,7 @@ from support.toy_model import make_toy_model
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-KNOWN = {"sh", "text", "python", "toml", "json"}
+KNOWN = {"sh", "text", "python", "toml", "json", "yaml"}
 """`sh` blocks are run and `python` blocks compiled; what needs a GPU, a cloud or a checkpoint is `text`."""
 
 

@@ -143,7 +143,8 @@ def test_an_engine_that_is_down(model: Path) -> None:
 
 
 def test_an_engine_that_is_no_url(model: Path) -> None:
-    assert "neither a URL (or several, with commas) nor one of" in refused("gateway", "--engine", "vlllm", "--model", str(model))
+    said = refused("gateway", "--engine", "vlllm", "--model", str(model))
+    assert "neither a URL (or several, with commas) nor one of" in said
 
 
 def test_a_row_without_a_grader(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from support import engines
 from support.toy_model import make_toy_model
 
