@@ -28,7 +28,7 @@ from sandlot.engine.embedded_model import prepare_embedded_model
 
 Measure = Callable[[Served, Workload], Coroutine[Any, Any, dict[str, Any]]]
 SCENARIOS = ("session", "forks", "many", "latency", "crowd", "histories")
-WITHOUT_FLOOR = frozenset({"crowd"})
+WITHOUT_FLOOR = frozenset({"crowd", "histories"})
 
 
 def plan(name: str, turns: int) -> tuple[Measure, float]:

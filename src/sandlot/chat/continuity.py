@@ -144,8 +144,10 @@ class Continuity:
         self._under.setdefault(match.key, []).append(turn_id)
         for mark in marks:
             self._marks[mark] = turn_id
-        for key in match.path:
-            self._known.setdefault(key, turn_id)
+        for key in reversed(match.path):
+            if key in self._known:
+                break  # and with it all keys before it
+            self._known[key] = turn_id
         self._known.setdefault(own.after, turn_id)
         if match.turn is not None:
             self._continued.add(match.turn)

@@ -64,7 +64,7 @@ def _turn(asked: Asked, generation: Generation, reply: Reply, policy: Policy, pa
         parent=match.turn if extends else None,
         shared=parent_length if extends else 0,
         new_ids=asked.new_ids,
-        output_ids=ids_array(generation.output_ids),
+        output_ids=ids_array(list(generation.output_ids)),
         logprobs=np.asarray(generation.logprobs, dtype=np.float64),
         finish_reason=generation.finish_reason,
         prompt_sha256=ids_sha256(asked.prompt.array),

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import ctypes
 import gc
+import importlib
 import os
 from collections.abc import Coroutine
 from typing import Any
@@ -18,9 +19,9 @@ _LARGE = 64 << 20
 def serve(main: Coroutine[Any, Any, None]) -> None:
     """Run `main` to its end, on uvloop where it is installed."""
     keep_large_blocks()
-    gc.freeze()  # what was imported lives as long as the process
+    gc.set_threshold(10_000, 20, 20)  # a turn makes thousands of objects and hardly a cycle
     try:
-        import uvloop
+        uvloop = importlib.import_module("uvloop")
     except ImportError:
         asyncio.run(main)
     else:
