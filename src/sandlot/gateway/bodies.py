@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ _CAP = 32 << 20
 """Bytes of elements that are remembered; beyond that everything is forgotten and the next turn costs more."""
 _BRANCHES = 3
 """How many bodies are remembered whole: those of an agent and of its sub-agents come in turn."""
+_SMALL = 200_000
 _HISTORIES = frozenset({"messages", "input", "contents"})
 _BLANK = b" \t\r\n"
 
@@ -39,6 +41,18 @@ class Bodies:
         self._items: dict[tuple[str, str], dict[bytes, Item]] = {}
         self._size = 0
         self._begun: dict[str, list[_Begun]] = {}
+        self.lock = asyncio.Lock()
+        """Held while a body is read: one at a time, be it in a thread."""
+
+    def quick(self, raw: bytes, wire: str) -> bool:
+        """Whether decoding takes a moment only: the body is small, or goes on from one that is known."""
+        known = self._known(raw, wire)
+        return len(raw) - (len(known.head) if known else 0) <= _SMALL
+
+    def _known(self, raw: bytes, wire: str) -> _Begun | None:
+        """The longest beginning of an earlier body that this one has."""
+        begun = self._begun.get(wire, ())
+        return max((b for b in begun if raw.startswith(b.head)), key=lambda b: len(b.head), default=None)
 
     def decode(self, raw: bytes, wire: str) -> Any:
         """The JSON value of a body in the protocol `wire`. Raises what `msgspec.json.decode` raises."""
@@ -47,7 +61,7 @@ class Bodies:
             self._begun.clear()
             self._size = 0
         begun = self._begun.setdefault(wire, [])
-        known = max((b for b in begun if raw.startswith(b.head)), key=lambda b: len(b.head), default=None)
+        known = self._known(raw, wire)
         if known is not None and (body := self._continued(raw, known, wire)) is not None:
             begun.remove(known)
             new = _further(raw, body, known)

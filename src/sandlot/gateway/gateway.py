@@ -138,7 +138,7 @@ class Gateway:
             metadata=metadata,
             gate=self._gate,
             admit=self.at_engine.wait,
-            in_thread=self._in_thread,
+            in_thread=self.in_thread,
             retry_delays=self.limits.engine_retry_delays,
         )
         api_key = f"sk-sandlot-{secrets.token_urlsafe(32)}"
@@ -177,7 +177,7 @@ class Gateway:
             return self._finished[session_id]
         turns = session.recorded_turns()
         merged = {**session.metadata, **(metadata or {})}
-        samples = await self._in_thread(
+        samples = await self.in_thread(
             functools.partial(
                 linearize,
                 turns,
@@ -187,7 +187,7 @@ class Gateway:
                 metadata=merged,
             )
         )
-        report: AuditReport = await self._in_thread(audit, turns, samples)
+        report: AuditReport = await self.in_thread(audit, turns, samples)
         report.raise_for_violations()
         finished = self._finished.setdefault(session_id, Finished(samples, report))
         await session.record_seal({"reward": reward, "metadata": dict(metadata or {})})
@@ -262,7 +262,8 @@ class Gateway:
         self._runners.append(runner)
         return runner
 
-    async def _in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
+    async def in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Run what takes long off the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
 
     async def close(self) -> None:

@@ -8,6 +8,7 @@ import ctypes
 import gc
 import importlib
 import os
+import sys
 from collections.abc import Coroutine
 from typing import Any
 
@@ -19,6 +20,7 @@ _LARGE = 64 << 20
 def serve(main: Coroutine[Any, Any, None]) -> None:
     """Run `main` to its end, on uvloop where it is installed."""
     keep_large_blocks()
+    sys.setswitchinterval(0.001)  # threads that render long histories must not keep the event loop waiting
     gc.set_threshold(10_000, 20, 20)  # a turn makes thousands of objects and hardly a cycle
     try:
         uvloop = importlib.import_module("uvloop")

@@ -129,12 +129,20 @@ class _Handler:
                 raise WireError("too_large", f"the request body is larger than {cap} bytes") from error
         if len(raw) > cap:
             raise WireError("too_large", f"the request body is larger than {cap} bytes")
-        try:
-            body = session.bodies.decode(raw, wire.name)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise WireError("invalid_request", f"the request body is no JSON: {error}") from error
         headers = {name.lower(): value for name, value in request.headers.items()}
-        return wire.parse(body, headers, request.path_qs)
+
+        def read() -> ChatRequest:
+            try:
+                body = session.bodies.decode(raw, wire.name)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                raise WireError("invalid_request", f"the request body is no JSON: {error}") from error
+            return wire.parse(body, headers, request.path_qs)
+
+        async with session.bodies.lock:
+            if session.bodies.quick(raw, wire.name):
+                return read()
+            asked: ChatRequest = await self._gateway.in_thread(read)
+            return asked
 
     async def _turn(self, session: Session, asked: ChatRequest, wire: Wire) -> Told:
         call = session.call(asked, wire.call_prefix)

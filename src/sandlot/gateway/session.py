@@ -227,8 +227,10 @@ class Session:
             if tail is not None:
                 new = ids_array(tail)
                 return self._prompts.continued(match.turn, new), new
-        whole = ids_array(await self._in_thread(fmt.render, request.messages, request.tools))
-        return PromptIds(whole), whole
+        whole: PromptIds = await self._in_thread(
+            lambda: PromptIds(ids_array(fmt.render(request.messages, request.tools)))
+        )
+        return whole, whole.array
 
     async def _commit(self, asked: Asked, generation: Generation) -> Told:
         taken = await self._ledger.run(self._take, asked, generation)
