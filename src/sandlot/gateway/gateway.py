@@ -85,7 +85,9 @@ class Gateway:
         self._runners: list[web.AppRunner] = []
         self.reading = Budget(self.limits.reading_bytes)
         self.at_engine = Budget(self.limits.engine_tokens)
-        self._threads = ThreadPoolExecutor(max_workers=8, thread_name_prefix="sandlot-gateway")
+        # Few render at once: each holds the interpreter lock for most of its time, and the event loop needs it too.
+        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="sandlot-gateway")
+        self._writers = ThreadPoolExecutor(max_workers=8, thread_name_prefix="sandlot-journal")
 
     # -- sessions -----------------------------------------------------------------------------------------------
 
@@ -139,6 +141,7 @@ class Gateway:
             gate=self._gate,
             admit=self.at_engine.wait,
             in_thread=self.in_thread,
+            in_writer=self._in_writer,
             retry_delays=self.limits.engine_retry_delays,
         )
         api_key = f"sk-sandlot-{secrets.token_urlsafe(32)}"
@@ -266,11 +269,15 @@ class Gateway:
         """Run what takes long off the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
 
+    async def _in_writer(self, function: Callable[..., Any], *args: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._writers, function, *args)
+
     async def close(self) -> None:
         """Seal every session, stop serving."""
         await asyncio.gather(*(session.seal(self.limits.drain) for session in self.sessions.values()))
         await asyncio.gather(*(runner.cleanup() for runner in self._runners))
         self._threads.shutdown(wait=True)
+        self._writers.shutdown(wait=True)
 
     async def __aenter__(self) -> Gateway:
         return self

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from aiohttp import web
 
+from sandlot.chat.messages import tools_digest
 from sandlot.gateway.call import Told
 from sandlot.gateway.session import Session
 from sandlot.gateway.wire import WIRES, ChatRequest, Wire, WireError, wire_for
@@ -141,7 +142,7 @@ class _Handler:
         async with session.bodies.lock:
             if session.bodies.quick(raw, wire.name):
                 return read()
-            asked: ChatRequest = await self._gateway.in_thread(read)
+            asked: ChatRequest = await self._gateway.in_thread(lambda: _digested(read()))
             return asked
 
     async def _turn(self, session: Session, asked: ChatRequest, wire: Wire) -> Told:
@@ -184,6 +185,14 @@ class _Handler:
             with session.delivering(told.turn_id):
                 await response.write_eof(written + wire.tail(told.answer, asked))
         return response
+
+
+def _digested(asked: ChatRequest) -> ChatRequest:
+    """The same, with the digests made that continuity asks for: each gives the interpreter lock away for a moment."""
+    tools_digest(asked.tools)
+    for message in asked.messages:
+        _ = message.digest
+    return asked
 
 
 def _refused(wire: Wire, error: WireError) -> web.Response:

@@ -52,6 +52,7 @@ class Session:
         gate: Callable[[], AbstractAsyncContextManager[str]],
         admit: Callable[[int], AbstractAsyncContextManager[None]],
         in_thread: Callable[..., Awaitable[Any]],
+        in_writer: Callable[..., Awaitable[Any]] | None = None,
         retry_delays: Sequence[float] = (),
     ) -> None:
         self.id = session_id
@@ -65,7 +66,7 @@ class Session:
         self.turns: list[Turn] = []
         self.delivered_turns: set[str] = set()
         self.sealed = False
-        self._ledger = Ledger(recorder, in_thread)
+        self._ledger = Ledger(recorder, in_writer or in_thread)
         self.bodies = Bodies()
         self._continuity = Continuity()
         self._prompts = Prompts(self.tree)
