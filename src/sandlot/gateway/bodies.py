@@ -33,13 +33,35 @@ class _Begun:
     history: History
 
 
+class _Items:
+    """Elements by their text, up to `_CAP` bytes of them."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str], dict[bytes, Item]] = {}
+        self._size = 0
+
+    def of(self, key: tuple[str, str]) -> dict[bytes, Item]:
+        """Those of one field of one protocol."""
+        if self._size > _CAP:
+            self._known.clear()
+            self._size = 0
+        return self._known.setdefault(key, {})
+
+    def added(self, size: int) -> None:
+        """Count what was put in."""
+        self._size += size
+
+
+_shared = _Items()
+"""What is no history, such as tools: sessions have it in common."""
+
+
 class Bodies:
     """Decodes the bodies of one session. Elements of top-level lists (messages, tools) that came with the same bytes
     before are the same `Item` again; a body that begins as one before did is decoded from there on."""
 
     def __init__(self) -> None:
-        self._items: dict[tuple[str, str], dict[bytes, Item]] = {}
-        self._size = 0
+        self._items = _Items()
         self._begun: dict[str, list[_Begun]] = {}
         self.lock = asyncio.Lock()
         """Held while a body is read: one at a time, be it in a thread."""
@@ -56,10 +78,6 @@ class Bodies:
 
     def decode(self, raw: bytes, wire: str) -> Any:
         """The JSON value of a body in the protocol `wire`. Raises what `msgspec.json.decode` raises."""
-        if self._size > _CAP:
-            self._items.clear()
-            self._begun.clear()
-            self._size = 0
         begun = self._begun.setdefault(wire, [])
         known = self._known(raw, wire)
         if known is not None and (body := self._continued(raw, known, wire)) is not None:
@@ -101,7 +119,8 @@ class Bodies:
     def _value(self, raw: bytes, key: tuple[str, str]) -> Any:
         if raw[:1] != b"[":
             return _anything.decode(raw)
-        known = self._items.setdefault(key, {})
+        items = self._items if key[1] in _HISTORIES else _shared
+        known = items.of(key)
         found = History()
         for element in _elements.decode(raw):
             text = bytes(element)
@@ -112,7 +131,7 @@ class Bodies:
                     continue
                 item = known[text] = Item(value)
                 item.size = len(text)
-                self._size += len(text)
+                items.added(len(text))
             found.append(item)
         return found
 

@@ -35,6 +35,8 @@ from sandlot.trajectory.turn import Ids, Turn, ids_array
 log = logging.getLogger(__name__)
 _SHORT = 8_000
 """Characters of new text up to which it is rendered on the event loop, which is quicker than asking a thread."""
+_SHORT_ANSWER = 2_000
+"""Sampled tokens up to which an answer is parsed on the event loop."""
 _SEALED = "this session is sealed; no more calls are answered"
 
 
@@ -234,8 +236,12 @@ class Session:
         return whole, whole.array
 
     async def _commit(self, asked: Asked, generation: Generation) -> Told:
-        taken = await self._ledger.run(self._take, asked, generation)
+        if len(generation.output_ids) <= _SHORT_ANSWER:
+            taken = self._take(asked, generation)
+        else:
+            taken = await self._in_thread(self._take, asked, generation)
         turn = taken.turn
+        await self._ledger.run(self._ledger.recorder.turn, turn)
         self.tree.add(turn)
         self._prompts.keep(turn, asked.prompt)
         self.turns.append(turn)
@@ -247,15 +253,13 @@ class Session:
         return taken.told
 
     def _take(self, asked: Asked, generation: Generation) -> Taken:
-        """Parse what was sampled and record it as a turn. Runs in a thread."""
+        """What was sampled, parsed."""
         parent = asked.match.turn
         cut = generation.finish_reason == "length"
         fmt, tools = self.policy.format, asked.request.callable
         reply = fmt.parse(list(generation.output_ids), asked.prompt, tools, truncated=cut)
         length = self.tree[parent].length if parent is not None else 0
-        taken = take(asked, generation, reply, self.policy, length)
-        self._ledger.recorder.turn(taken.turn)
-        return taken
+        return take(asked, generation, reply, self.policy, length)
 
     # -- small parts --------------------------------------------------------------------------------------------
 
