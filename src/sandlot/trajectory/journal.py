@@ -35,7 +35,8 @@ from sandlot.trajectory.turn import Turn
 # A gzip header (deflate, with extra field, no time) whose one subfield "SL" is: size of what follows, its CRC-32.
 _FIXED = b"\x1f\x8b\x08\x04\x00\x00\x00\x00\x00\xff" + struct.pack("<H2sH", 12, b"SL", 8)
 _HEADER = len(_FIXED) + 8
-_LEVEL = 1  # numbers hardly shrink further, and the agent waits meanwhile
+# Only digits are coded shorter: what else deflate does hardly shrinks numbers, and the agent waits meanwhile.
+_PACKING = (1, zlib.DEFLATED, -12, 6, zlib.Z_HUFFMAN_ONLY)
 
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
@@ -234,7 +235,7 @@ def _replay(data: bytes, path: Path) -> tuple[JournalContent, _Order, int]:
 def _member(record: Record) -> bytes:
     """A record as one gzip member."""
     text = _encoder.encode(record) + b"\n"
-    packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
+    packer = zlib.compressobj(*_PACKING)
     body = packer.compress(text) + packer.flush() + struct.pack("<II", zlib.crc32(text), len(text) & 0xFFFFFFFF)
     return _header(len(body)) + body
 
