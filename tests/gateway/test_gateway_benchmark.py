@@ -1,0 +1,24 @@
+"""The benchmark runs, and its floor and the gateway make the same samples of the same session."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.slow
+def test_the_floor_and_the_gateway_serve_the_same_session(tmp_path: Path) -> None:
+    out = tmp_path / "figures.json"
+    argv = [sys.executable, str(ROOT / "benchmarks" / "gateway.py"), "forks", "--turns", "14", "--repeat", "1"]
+    subprocess.run([*argv, "--json", str(out)], check=True, timeout=240)
+    measured = json.loads(out.read_text())["forks"]
+    ours, floor = measured["sandlot"], measured["floor"]
+    assert ours["samples"] == floor["samples"] == 3
+    assert ours["tokens"] == floor["tokens"] > 14 * 700
+    assert ours["trained"] == floor["trained"] > 14 * 100
