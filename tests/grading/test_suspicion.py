@@ -73,7 +73,12 @@ def test_commands(command: str, kind: str) -> None:
     ("call", "kinds"),
     [
         (Call("Edit", {"file_path": "/workspace/p/tests/test_a.py", "new_string": "git reflog"}), ["test_edit"]),
-        (Call("Write", {"file_path": "/workspace/p/docs.md", "content": "run git reflog and curl https://a.example"}), []),
+        (
+            Call(
+                "Write", {"file_path": "/workspace/p/docs.md", "content": "run git reflog and curl https://a.example"}
+            ),
+            [],
+        ),
         (Call("Read", {"file_path": "/workspace/p/tests/test_a.py"}), []),
         (Call("Read", {"file_path": "/workspace/p/.git/packed-refs"}), ["history_search"]),
         (Call("Read", {"file_path": "/tests/test_outputs.py"}), ["forbidden_read"]),
