@@ -246,6 +246,9 @@ def _aborted(flavor: Flavor, args: Any) -> Callable[[], bool]:
 
 async def _unless(aborted: Callable[[], bool], work: Coroutine[Any, Any, T]) -> T | None:
     """The result of `work`, or None when the trainer aborts first. Nothing of it is left running either way."""
+    if aborted():  # nothing is begun for a rollout that is over
+        work.close()
+        return None
     task = asyncio.create_task(work)
     try:
         while not task.done():
