@@ -253,19 +253,25 @@ def test_a_wrong_rollout_file_is_named(text: str, why: str, tmp_path: Path) -> N
 
 
 async def test_nothing_is_left_running_when_the_trainer_aborts() -> None:
-    ended = asyncio.Event()
+    begun, ended = asyncio.Event(), asyncio.Event()
 
     async def work() -> int:
+        begun.set()
         try:
             await asyncio.sleep(60)
         finally:
             ended.set()
         return 1
 
-    assert await slime_hook._unless(lambda: True, work()) is None
+    assert await slime_hook._unless(begun.is_set, work()) is None
     assert ended.is_set()
 
     async def quick() -> int:
+        begun.set()
         return 7
 
-    assert await slime_hook._unless(lambda: True, quick()) == 7
+    begun.clear()
+    assert await slime_hook._unless(begun.is_set, quick()) == 7  # it was over before anybody looked
+    begun.clear()
+    assert await slime_hook._unless(lambda: True, quick()) is None
+    assert not begun.is_set()
