@@ -63,6 +63,20 @@ def test_scripted_solutions_solve_every_bundled_task_with_pi_and_claude_code(mod
 
 @pytest.mark.slow
 @pytest.mark.npm
+def test_a_harness_speaks_the_wire_that_is_asked_for(model: Path, tmp_path: Path) -> None:
+    run = str(tmp_path / "run")
+    wires = ["--harness", "pi:anthropic", "--harness", "pi:responses", "--harness", "pi:google"]
+    common = ["--engine", "scripted", "--model", str(model), "--json"]
+    done = sandlot("rollout", "bundled", "--only", "page-count", *wires, "--out", run, *common)
+    assert done.returncode == 0, done.stderr
+    assert [e["reward"] for e in json.loads(done.stdout)["episodes"]] == [1.0] * 3
+    assert json.loads(sandlot("audit", run, "--json").stdout)["violations"] == []
+    said = refused("rollout", "bundled", "--harness", "claude-code:chat", "--out", str(tmp_path / "other"), *common)
+    assert "one wire only" in said
+
+
+@pytest.mark.slow
+@pytest.mark.npm
 def test_an_idle_policy_solves_nothing(model: Path, tmp_path: Path) -> None:
     only = ["--only", "page-count", "--only", "semver-caret", "--only", "undo-groups", "--only", "wide-table"]
     out = ["--out", str(tmp_path / "run"), "--json"]

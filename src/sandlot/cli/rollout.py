@@ -12,7 +12,9 @@ import typer
 from sandlot.cli.common import JsonFlag, console, print_json
 from sandlot.config import RunConfig, load_config
 
-Harnesses = Annotated[list[str] | None, typer.Option("--harness", "-H", help="Agent CLI; may be given again.")]
+Harnesses = Annotated[
+    list[str] | None, typer.Option("--harness", "-H", help="Agent CLI, or CLI:wire; may be given again.")
+]
 Only = Annotated[list[str] | None, typer.Option("--only", help="Run this task only; may be given again.")]
 Engine = Annotated[str | None, typer.Option(help="`embedded`, `scripted`, or URLs with commas between.")]
 Kind = Annotated[str | None, typer.Option("--engine-kind", help="What the URL speaks: `vllm` or `sglang`.")]
