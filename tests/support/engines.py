@@ -97,6 +97,6 @@ async def running_requests(url: str) -> float:
 
 async def until_running(url: str, wanted: Callable[[float], bool]) -> None:
     """Wait until the number of requests in work is as wanted; a metric is all an engine offers to wait for."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not wanted(await running_requests(url)):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
