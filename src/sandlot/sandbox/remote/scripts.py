@@ -69,9 +69,9 @@ exit 3
 
 # Kills all but PID 1, this shell, and what the sandbox itself lives by ($1: pids that stay).
 _KILL_ALL = f"""{_ANCESTORS}
-keep="$above$* "
-for n in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
-    victims=
+keep="$above$* "; n=0
+while [ $n -lt 100 ]; do
+    n=$((n + 1)); victims=
     for d in /proc/[0-9]*; do
         p=${{d#/proc/}}
         case $keep in *" $p "*) continue ;; esac
