@@ -87,8 +87,8 @@ class Unpacker:
                 with suppress(OSError), _opened(self._directory(path.split("/") if path else [])) as fd:
                     if os.fstat(fd).st_ino == inode:
                         os.utime(fd, (mtime, mtime))
-                        # Whoever unpacks must get in again: to boot from the files, and to remove them.
-                        os.fchmod(fd, mode | 0o700 if self._owner is None or not path else mode)
+                        # Whoever unpacked must get in again, to boot from the files.
+                        os.fchmod(fd, mode | 0o500 if self._owner is None or not path else mode)
         finally:
             self.close()
 
