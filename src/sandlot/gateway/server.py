@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
@@ -18,10 +17,6 @@ from sandlot.gateway.wire import WIRES, ChatRequest, Wire, WireError, wire_for
 if TYPE_CHECKING:
     from sandlot.gateway.gateway import Gateway
 
-log = logging.getLogger(__name__)
-
-GATEWAY = web.AppKey("gateway", object)
-BOUND: web.AppKey[Session] = web.AppKey("bound", Session)
 _JSON = "application/json"
 
 

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from importlib.metadata import version
 from pathlib import Path
@@ -140,11 +140,3 @@ def _expect_room(harness: Harness, max_context: int) -> None:
             f"{harness.name} needs about {harness.prompt_tokens} tokens for its own prompt and the model's context is "
             f"{max_context}: use a model with a longer context, or a smaller harness"
         )
-
-
-def by_task(results: Sequence[EpisodeResult]) -> Mapping[str, list[EpisodeResult]]:
-    """Results grouped by task, in order of appearance."""
-    groups: dict[str, list[EpisodeResult]] = {}
-    for result in results:
-        groups.setdefault(result.task, []).append(result)
-    return groups
