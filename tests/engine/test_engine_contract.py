@@ -228,7 +228,7 @@ async def test_an_endless_turn_is_endless(subject: Subject) -> None:
 
 async def test_cancelling_frees_the_slot(subject: Subject) -> None:
     task = asyncio.ensure_future(generate(subject, subject.prompt(), **ENDLESS))
-    await engines.until_running(subject.url, lambda n: n >= 1)
+    await engines.until_running(subject.url, lambda n: n >= 1, task)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -239,9 +239,9 @@ async def test_an_aborted_request_is_refused_and_not_half_a_turn(subject: Subjec
     params = SamplingParams(**ENDLESS)
     call = subject.client.generate(subject.prompt(), params, request_id="doomed", session_id="s")
     task = asyncio.ensure_future(call)
-    await engines.until_running(subject.url, lambda n: n >= 1)
+    await engines.until_running(subject.url, lambda n: n >= 1, task)
     await subject.client.abort("doom")
-    await subject.client.abort("doomed")
+    await engines.abort_until_done(subject.client, "doomed", task)
     with pytest.raises(EngineEvidenceError, match="abort") as e:
         await task
     assert isinstance(e.value, EngineAbortedError)

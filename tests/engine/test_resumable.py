@@ -316,14 +316,13 @@ async def test_a_real_vllm_is_cut_off_and_goes_on(tmp_path: Path) -> None:
     model = make_toy_model(tmp_path / "model")
     prompt = [5, 6, 7, 8]
 
-    async def cut(engine: ResumableEngine, url: str, **params: float | int) -> tuple[Generation, int]:
+    async def cut(engine: ResumableEngine, **params: float | int) -> tuple[Generation, int]:
         sampling = SamplingParams(max_tokens=1500, **params)  # type: ignore[arg-type]
         task = asyncio.ensure_future(engine.generate(prompt, sampling, request_id="r", session_id="s"))
         cuts = 0
         while not task.done() and cuts < 3:
             await asyncio.sleep(0.1)
             await engine.pause("abort")
-            await engines.until_running(url, lambda n: n == 0)  # its metrics come a moment late
             cuts += not task.done()
             engine.resume(f"v{cuts}")
         done = await task
@@ -335,10 +334,10 @@ async def test_a_real_vllm_is_cut_off_and_goes_on(tmp_path: Path) -> None:
         resumable = ResumableEngine(client)
         try:
             # The likeliest tokens go round in a circle and never end a turn; sampled ones may at once.
-            done, cuts = await cut(resumable, url, top_k=1)
+            done, cuts = await cut(resumable, top_k=1)
             assert (cuts, len(done.output_ids), done.finish_reason) == (3, 1500, "length")
             for _ in range(20):
-                done, cuts = await cut(resumable, url)
+                done, cuts = await cut(resumable)
                 if cuts:
                     break
             assert cuts
@@ -346,8 +345,7 @@ async def test_a_real_vllm_is_cut_off_and_goes_on(tmp_path: Path) -> None:
             assert scores[len(prompt) - 1 :] == pytest.approx(done.logprobs, abs=1e-3)
             endless = SamplingParams(max_tokens=1900, top_k=1)
             task = asyncio.ensure_future(resumable.generate(prompt, endless, request_id="x", session_id="s"))
-            await engines.until_running(url, lambda n: n == 1)
-            await client.abort("x")
+            await engines.abort_until_done(client, "x", task)
             with pytest.raises(EngineAbortedError, match="refused"):
                 await task
         finally:

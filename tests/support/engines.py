@@ -10,6 +10,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Protocol
 
 import aiohttp
 
@@ -29,6 +30,10 @@ CONTRACT_SCRIPT = {
     ],
     "fallback": {"text": "There is nothing more to do here, the work is done and the tests pass."},
 }
+
+
+class Aborting(Protocol):
+    async def abort(self, request_id: str) -> None: ...
 
 
 @contextlib.asynccontextmanager
@@ -95,8 +100,20 @@ async def running_requests(url: str) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(names))
 
 
-async def until_running(url: str, wanted: Callable[[float], bool]) -> None:
-    """Wait until the number of requests in work is as wanted; a metric is all an engine offers to wait for."""
+async def until_running(url: str, wanted: Callable[[float], bool], call: asyncio.Future[object] | None = None) -> None:
+    """Wait until the number of requests in work is as wanted; a metric is all an engine offers to wait for.
+
+    `call` is what is waited for, if anything: when it ends before, its own error says more than a timeout.
+    """
     async with asyncio.timeout(60):
-        while not wanted(await running_requests(url)):  # noqa: ASYNC110
+        while not wanted(await running_requests(url)):
+            if call is not None and call.done():
+                raise AssertionError(f"the call ended before it was seen at work: {await call}")
             await asyncio.sleep(0.01)
+
+
+async def abort_until_done(client: Aborting, request_id: str, task: asyncio.Future[object]) -> None:
+    """Abort a request until its call ends: an abort that comes before the request does nothing, and metrics lag."""
+    while not task.done():
+        await client.abort(request_id)
+        await asyncio.wait({task}, timeout=0.02)
