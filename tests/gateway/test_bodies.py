@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -11,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandlot.gateway.bodies import Bodies
-from sandlot.gateway.wire import wire_for
+from sandlot.gateway.wire import WireError, wire_for
 from sandlot.gateway.wire.transcript import History, Item
 
 _texts = st.text(max_size=6) | st.sampled_from(['"messages"', '"messages":[', "]", '{"messages":[{}]}', "\\"])
@@ -59,6 +61,84 @@ def test_a_body_means_what_it_means_alone(bodies: list[bytes]) -> None:
             known, alone = wire.parse(reader.decode(raw, "w"), {}), wire.parse(plain, {})
             assert known == alone
             assert [m.marks for m in known.messages] == [m.marks for m in alone.messages]
+
+
+_ITEMS: dict[str, Any] = {
+    "user": {"role": "user", "content": "go"},
+    "thought": {"type": "reasoning", "summary": [], "encrypted_content": "E1"},
+    "text": {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "x"}]},
+    "bare": {"role": "assistant", "content": ""},
+    "call": {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
+    "call2": {"type": "function_call", "call_id": "c2", "name": "f", "arguments": "[1]"},
+    "result": {"type": "function_call_output", "call_id": "c1", "output": "r"},
+    "result2": {"type": "function_call_output", "call_id": "c2", "output": "r"},
+    "search": {"type": "tool_search_call", "call_id": "s", "execution": "client", "arguments": {}},
+    "found": {"type": "tool_search_output", "call_id": "s", "tools": [{"type": "function", "name": "g"}]},
+    "odd": {"type": "brand_new"},
+}
+
+
+@given(st.lists(st.sampled_from(sorted(_ITEMS)), min_size=1, max_size=14), st.data())
+def test_items_mean_what_they_mean_alone(names: list[str], data: st.DataObject) -> None:
+    """However a history of items grows and falls back, whatever is open where it is gone on from."""
+    reader, wire = Bodies(), wire_for("/v1/responses")
+    for _ in range(data.draw(st.integers(1, 6))):
+        items = [_ITEMS[name] for name in names[: data.draw(st.integers(1, len(names)))]]
+        raw = json.dumps({"instructions": "be", "input": items}).encode()
+        try:
+            alone = wire.parse(msgspec.json.decode(raw), {})
+        except WireError as error:
+            with pytest.raises(WireError, match=re.escape(str(error))):
+                wire.parse(reader.decode(raw, "w"), {})
+            continue
+        known = wire.parse(reader.decode(raw, "w"), {})
+        assert known == alone
+        assert [m.marks for m in known.messages] == [m.marks for m in alone.messages]
+
+
+def _responses_turn(ids: list[str]) -> list[Any]:
+    thought = {"type": "reasoning", "summary": [], "encrypted_content": ids[0]}
+    calls = [{"type": "function_call", "call_id": c, "name": "f", "arguments": "{}"} for c in ids]
+    return [thought, *calls, *({"type": "function_call_output", "call_id": c, "output": "r"} for c in ids)]
+
+
+def _chat_turn(ids: list[str]) -> list[Any]:
+    calls = [{"id": c, "function": {"name": "f"}} for c in ids]
+    return [{"role": "assistant", "tool_calls": calls}, *({"role": "tool", "tool_call_id": c} for c in ids)]
+
+
+def _anthropic_turn(ids: list[str]) -> list[Any]:
+    calls = [{"type": "tool_use", "id": c, "name": "f"} for c in ids]
+    results = [{"type": "tool_result", "tool_use_id": c} for c in ids]
+    return [{"role": "assistant", "content": calls}, {"role": "user", "content": results}]
+
+
+def _google_turn(ids: list[str]) -> list[Any]:
+    calls, results = ([{kind: {"id": c, "name": "f"}} for c in ids] for kind in ("functionCall", "functionResponse"))
+    return [{"role": "model", "parts": calls}, {"role": "user", "parts": results}]
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "turn"),
+    [
+        ("/v1/responses", "input", _responses_turn),
+        ("/v1/chat/completions", "messages", _chat_turn),
+        ("/v1/messages", "messages", _anthropic_turn),
+        ("/v1beta/models/m:generateContent", "contents", _google_turn),
+    ],
+)
+def test_what_came_before_is_not_read_again(path: str, field: str, turn: Callable[[list[str]], list[Any]]) -> None:
+    """The next request is read from the last turn on; the messages before it are the very same."""
+    wire, reader = wire_for(path), Bodies()
+    history: list[Any] = [{"role": "user", "content": "go", "parts": [{"text": "go"}]}]
+    before: tuple[Any, ...] = ()
+    for number in range(3):
+        known, history = len(history), [*history, *turn([f"c{number}{k}" for k in range(6)])]
+        body = reader.decode(json.dumps({field: history}).encode(), wire.name)
+        asked = wire.parse(body, {})
+        assert all(old is new for old, new in zip(before, asked.messages, strict=False))
+        assert body[field].state.count > known
+        before = asked.messages
 
 
 def test_what_came_before_is_not_decoded_again() -> None:

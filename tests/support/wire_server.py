@@ -57,10 +57,11 @@ class Vendor:
         await response.prepare(request)
         head = self.answer.head
         await response.write(self.wire.head(head, asked))
-        await response.write(self.wire.keepalive(head, asked))
+        for beats in range(2):
+            await response.write(self.wire.keepalive(head, asked, beats))
         broken = self.break_stream
         await response.write(
-            self.wire.error_event(broken, head, asked) if broken else self.wire.tail(self.answer, asked)
+            self.wire.error_event(broken, head, asked, 2) if broken else self.wire.tail(self.answer, asked, 2)
         )
         await response.write_eof()
         return response

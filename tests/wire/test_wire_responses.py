@@ -9,6 +9,7 @@ import pytest
 
 from sandlot.chat.messages import Message, Reply, Tool, ToolCall
 from sandlot.gateway.wire import ChatRequest, WireError
+from sandlot.gateway.wire.base import Stored
 from sandlot.gateway.wire.responses import ResponsesWire
 from support.wire_server import answer, call
 
@@ -137,6 +138,7 @@ class TestInput:
             ([{"role": "judge", "content": "x"}], "input.0.role: 'judge' is unknown"),
             ([output("nobody")], "nobody"),
             ([{"type": "item_reference", "id": "x"}], "store: false"),
+            ([{"role": "user", "content": "x"}, 3, output("nobody")], "input.1: an item"),
         ],
     )
     def test_what_makes_no_sense_is_named(self, items: Any, match: str) -> None:
@@ -144,11 +146,32 @@ class TestInput:
             parse(items)
         assert caught.value.kind == "invalid_request"
 
-    @pytest.mark.parametrize("field", ["previous_response_id", "conversation", "prompt"])
+    @pytest.mark.parametrize("field", ["conversation", "prompt"])
     def test_what_would_have_to_be_stored_is_refused(self, field: str) -> None:
         with pytest.raises(WireError, match=f"^{field}: .* send"):
             parse("go", **{field: "x"})
         assert parse("go", **{field: None}).messages
+
+    @pytest.mark.parametrize("known", ["resp_1", "", "chatcmpl-1", 1, {}])
+    def test_an_earlier_response_that_is_not_known_is_refused(self, known: Any) -> None:
+        with pytest.raises(WireError, match=r"^previous_response_id: .*send the whole history") as caught:
+            parse("go", previous_response_id=known)
+        assert caught.value.kind == "not_found"
+
+    def test_an_earlier_response_is_gone_on_from_without_its_instructions(self) -> None:
+        first = parse("go", instructions="Be brief.")
+        assert first.stored == (Message("user", "go"),)
+        assert parse("go", store=False).stored is None
+        calls = (ToolCall("exec", {"cmd": "ls"}, "c1"), ToolCall("exec", {}, "c2"))
+        stored = Stored((*first.stored, Message("assistant", "", "", calls, marks=("c1", "c2"))), (Tool("exec"),))
+        body = {"input": [output("c2", "two"), output("c1", "one")], "previous_response_id": "resp_ab"}
+        asked = WIRE.parse({"instructions": "Be long.", **body}, {}, "", {"chatcmpl-ab": stored}.get)
+        assert asked.messages[0] == Message("system", "Be long.")
+        assert asked.messages[1:3] == stored.messages
+        assert asked.messages[2].marks == ("c1", "c2")
+        assert [m.text for m in asked.messages[3:]] == ["one", "two"]
+        assert asked.stored == asked.messages[1:]
+        assert (asked.found, asked.previous) == ((Tool("exec"),), "resp_ab")
 
     def test_unknown_fields_change_nothing(self) -> None:
         assert parse("go", brand_new=1, prompt_cache_key="k", text={}, client_metadata={"a": 1}) == parse("go")
@@ -235,9 +258,23 @@ class TestEvents:
             if "item_id" in event:
                 assert event["item_id"] == items[event["output_index"]]["item"]["id"]
 
-    def test_a_keepalive_is_the_second_event_again(self) -> None:
+    def test_every_event_has_the_next_number(self) -> None:
         told = answer(WIRE, Reply("x"))
-        assert WIRE.head(told.head, self.ASKED).endswith(WIRE.keepalive(told.head, self.ASKED))
+        begun = WIRE.head(told.head, self.ASKED)
+        begun += b"".join(WIRE.keepalive(told.head, self.ASKED, beats) for beats in range(3))
+        failed = WIRE.error_event(WireError("overloaded", "x"), told.head, self.ASKED, 3)
+        for end in (WIRE.tail(told, self.ASKED, 3), failed):
+            seen = events(begun + end)
+            assert [e["sequence_number"] for e in seen] == list(range(len(seen)))
+        assert [e["type"] for e in seen[1:5]] == ["response.in_progress"] * 4
+        assert seen[1] | {"sequence_number": 4} == seen[4]
+
+    def test_what_was_asked_is_told_again(self) -> None:
+        asked = WIRE.parse({"input": "x", "previous_response_id": "resp_1"}, {}, "", lambda _: Stored((), ()))
+        told = answer(WIRE, Reply("x"))
+        body = msgspec.json.decode(WIRE.body(told, asked))
+        assert (body["store"], body["previous_response_id"]) == (True, "resp_1")
+        assert msgspec.json.decode(WIRE.body(told, parse("x", store=False)))["store"] is False
 
     @pytest.mark.parametrize("finish", ["length", "stop", "tool_calls"])
     @pytest.mark.parametrize("before", [(), (call("exec", {"cmd": "ls"}),)])

@@ -76,9 +76,11 @@ async def test_a_turn_and_its_replay(name: str, stream: bool) -> None:
         ask: Any = {"model": "m", "tools": TOOLS, "store": False, "include": ["reasoning.encrypted_content"]}
         if stream:
             async with client.responses.stream(input=ASK, **ask) as events:
-                kinds = [event.type async for event in events]
+                seen: list[Any] = [event async for event in events]
+                kinds = [event.type for event in seen]
                 response: Any = await events.get_final_response() if "response.completed" in kinds else None
-            assert kinds[:2] == ["response.created", "response.in_progress"]
+            assert [event.sequence_number for event in seen] == list(range(len(seen)))
+            assert kinds[:4] == ["response.created", *["response.in_progress"] * 3]
             assert kinds[-1] == ("response.incomplete" if told.finish == "length" else "response.completed")
             raw = await client.responses.create(input=ASK, stream=True, **ask)
             last: Any = [event async for event in raw][-1]

@@ -132,7 +132,7 @@ class _Handler:
                 body = session.bodies.decode(raw, wire.name)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise WireError("invalid_request", f"the request body is no JSON: {error}") from error
-            return wire.parse(body, headers, request.path_qs)
+            return wire.parse(body, headers, request.path_qs, session.recall)
 
         async with session.bodies.lock:
             if session.bodies.quick(raw, wire.name):
@@ -160,7 +160,7 @@ class _Handler:
             return response
         with call:
             head = await call.ready()
-            written = b""
+            written, beats = b"", 0
             if await call.ended(self._gateway.limits.grace):
                 told = await call.result()  # a fast failure still gets a true HTTP status
                 await response.prepare(request)
@@ -169,16 +169,17 @@ class _Handler:
                 await response.prepare(request)
                 await response.write(wire.head(head, asked))
                 while not await call.ended(self._gateway.limits.keepalive):
-                    await response.write(wire.keepalive(head, asked))
+                    await response.write(wire.keepalive(head, asked, beats))
+                    beats += 1
                 try:
                     told = await call.result()
                 except WireError as error:
                     if error.kind == "overloaded":  # the word by which clients know that asking again may help
                         error = WireError("overloaded", f"overloaded: {error}")
-                    await response.write_eof(wire.error_event(error, head, asked))
+                    await response.write_eof(wire.error_event(error, head, asked, beats))
                     return response
             with session.delivering(told.turn_id):
-                await response.write_eof(written + wire.tail(told.answer, asked))
+                await response.write_eof(written + wire.tail(told.answer, asked, beats))
         return response
 
 

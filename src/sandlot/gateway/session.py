@@ -28,7 +28,7 @@ from sandlot.gateway.call import Asked, Call, Counters, Policy, Recorder, Told
 from sandlot.gateway.ledger import Ledger
 from sandlot.gateway.limits import SessionLimits
 from sandlot.gateway.prompts import Prompts
-from sandlot.gateway.wire.base import ChatRequest, Head, WireError
+from sandlot.gateway.wire.base import ChatRequest, Head, Stored, WireError
 from sandlot.trajectory.tree import SessionTree
 from sandlot.trajectory.turn import Ids, Turn, ids_array
 
@@ -79,6 +79,7 @@ class Session:
         self._calls: dict[bytes, Call] = {}
         self._tasks: set[asyncio.Task[Told]] = set()
         self._told: dict[bytes, Told] = {}
+        self._stored: dict[str, Stored] = {}
         self._claimed = 0
         self._slots = asyncio.Semaphore(limits.concurrent)
         self._opened_monotonic = time.monotonic()
@@ -113,6 +114,10 @@ class Session:
         except ModelError as error:
             raise WireError("invalid_request", str(error)) from error
         return len(prompt)
+
+    def recall(self, answer_id: str) -> Stored | None:
+        """The conversation up to an answer, where its request let it be stored."""
+        return self._stored.get(answer_id)
 
     @contextlib.contextmanager
     def delivering(self, turn_id: str) -> Iterator[None]:
@@ -250,6 +255,9 @@ class Session:
         self._continuity.record(asked.match, turn.id, taken.message, taken.marks, taken.statuses)
         self._count(turn)
         self._told[asked.identity] = taken.told
+        if (before := asked.request.stored) is not None:
+            said = replace(taken.message, marks=taken.marks)
+            self._stored[asked.head.id] = Stored((*before, said), asked.request.found)
         return taken.told
 
     def _take(self, asked: Asked, generation: Generation) -> Taken:

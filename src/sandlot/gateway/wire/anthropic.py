@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sandlot.chat.messages import Message, ParsedCall, Tool, ToolCall
-from sandlot.gateway.wire.base import Answer, ChatRequest, ErrorKind, Head, WireError
+from sandlot.gateway.wire.base import Answer, ChatRequest, ErrorKind, Head, Recall, WireError, nothing_stored
 from sandlot.gateway.wire.canon import (
     block_text,
     blocks_of,
@@ -51,7 +51,9 @@ class AnthropicWire:
     count_paths: tuple[str, ...] = ("/v1/messages/count_tokens",)
     call_prefix = "toolu_"
 
-    def parse(self, body: Any, headers: Mapping[str, str], target: str = "") -> ChatRequest:
+    def parse(
+        self, body: Any, headers: Mapping[str, str], target: str = "", recall: Recall = nothing_stored
+    ) -> ChatRequest:
         """Canonical form of a Messages (or count_tokens) request."""
         body = object_of(body)
         tools = _tools(body.get("tools"))
@@ -82,11 +84,11 @@ class AnthropicWire:
         start = event({"type": "message_start", "message": _message(head, [], 0)}, "message_start")
         return start + self.keepalive(head, request)
 
-    def keepalive(self, head: Head, request: ChatRequest) -> bytes:
+    def keepalive(self, head: Head, request: ChatRequest, beats: int = 0) -> bytes:
         """A ping, which every client skips."""
         return event({"type": "ping"}, "ping")
 
-    def tail(self, answer: Answer, request: ChatRequest) -> bytes:
+    def tail(self, answer: Answer, request: ChatRequest, beats: int = 0) -> bytes:
         """The content blocks, each closed before the next begins, then the end of the message."""
         out = sent(answer)
         blocks: list[tuple[dict[str, Any], list[dict[str, Any]]]] = []
@@ -117,7 +119,7 @@ class AnthropicWire:
         """Status and body. 403 is the one that makes the agent stop at once; 529 and nothing else makes it retry."""
         return _ERRORS[error.kind][0], encode(_error(error))
 
-    def error_event(self, error: WireError, head: Head, request: ChatRequest) -> bytes:
+    def error_event(self, error: WireError, head: Head, request: ChatRequest, beats: int = 0) -> bytes:
         """The error inside a stream."""
         return event(_error(error), "error")
 

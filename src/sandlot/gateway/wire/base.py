@@ -6,7 +6,7 @@ while the engine works, and `tail` when the turn is recorded; a client that did 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -32,6 +32,23 @@ class WireError(Exception):
 
 
 @dataclass(frozen=True)
+class Stored:
+    """What a request may go on from by the id of an answer: the conversation up to and with it, and the tools that
+    searches in it found."""
+
+    messages: tuple[Message, ...]
+    found: tuple[Tool, ...]
+
+
+Recall = Callable[[str], Stored | None]
+"""Id of an answer of the session → what is stored under it."""
+
+
+def nothing_stored(answer_id: str) -> None:
+    """A `Recall` that knows no answer."""
+
+
+@dataclass(frozen=True)
 class ChatRequest:
     """One agent request in canonical form.
 
@@ -39,7 +56,9 @@ class ChatRequest:
     body say of whose conversation this is (`main`, `subagent:<id>`, `side` when no tools are offered).
     `marked_retry`: the client says it sends this again. `max_tokens` is the agent's wish, None if it has none.
     `found` are tools that the conversation itself tells of (a tool search found them): they can be called, but the
-    prompt lists `tools` only. `framing`: events, or one JSON array that is written piece by piece.
+    prompt lists `tools` only. `framing`: events, or one JSON array that is written piece by piece. `stored` is the
+    conversation as a later request may go on from it, None where that is not wanted; `previous` the id of the answer
+    that this one goes on from.
     """
 
     messages: tuple[Message, ...]
@@ -52,6 +71,8 @@ class ChatRequest:
     include_usage: bool = True
     found: tuple[Tool, ...] = ()
     framing: Literal["events", "array"] = "events"
+    stored: tuple[Message, ...] | None = None
+    previous: str | None = None
 
     @property
     def callable(self) -> tuple[Tool, ...]:
@@ -96,7 +117,9 @@ class Wire(Protocol):
     call_prefix: str
     """How minted tool-call ids start: `toolu_` or `call_`."""
 
-    def parse(self, body: Any, headers: Mapping[str, str], target: str = "") -> ChatRequest:
+    def parse(
+        self, body: Any, headers: Mapping[str, str], target: str = "", recall: Recall = nothing_stored
+    ) -> ChatRequest:
         """Canonical form of a decoded JSON body. Header names are lower-case; `target` is the path with its query.
 
         Unknown fields, block types and tool types are accepted: what cannot be rendered becomes a note in its place.
@@ -112,11 +135,11 @@ class Wire(Protocol):
         """First bytes of a stream."""
         ...
 
-    def keepalive(self, head: Head, request: ChatRequest) -> bytes:
-        """A protocol-native no-op event."""
+    def keepalive(self, head: Head, request: ChatRequest, beats: int = 0) -> bytes:
+        """A protocol-native no-op event. `beats`: how many of them the stream has had since its head."""
         ...
 
-    def tail(self, answer: Answer, request: ChatRequest) -> bytes:
+    def tail(self, answer: Answer, request: ChatRequest, beats: int = 0) -> bytes:
         """All remaining events of a stream, the terminal one last."""
         ...
 
@@ -124,7 +147,7 @@ class Wire(Protocol):
         """HTTP status and JSON body in the dialect's shape."""
         ...
 
-    def error_event(self, error: WireError, head: Head, request: ChatRequest) -> bytes:
+    def error_event(self, error: WireError, head: Head, request: ChatRequest, beats: int = 0) -> bytes:
         """The same inside a stream that has begun, which it ends."""
         ...
 

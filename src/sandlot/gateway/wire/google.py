@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import parse_qs, unquote
 
 from sandlot.chat.messages import Message, Tool, ToolCall, canonical_json
-from sandlot.gateway.wire.base import Answer, ChatRequest, ErrorKind, Head, WireError
+from sandlot.gateway.wire.base import Answer, ChatRequest, ErrorKind, Head, Recall, WireError, nothing_stored
 from sandlot.gateway.wire.canon import (
     branch_of,
     invalid,
@@ -56,7 +56,9 @@ class GoogleWire:
     count_paths: tuple[str, ...] = ("/v1beta/models/{model}:countTokens", "/v1/models/{model}:countTokens")
     call_prefix = "call_"
 
-    def parse(self, body: Any, headers: Mapping[str, str], target: str = "") -> ChatRequest:
+    def parse(
+        self, body: Any, headers: Mapping[str, str], target: str = "", recall: Recall = nothing_stored
+    ) -> ChatRequest:
         """Canonical form of a request; which model, and whether and how to stream, is said by the path."""
         body = object_of(body)
         if isinstance(inner := _get(body, "generateContentRequest"), dict):
@@ -84,11 +86,11 @@ class GoogleWire:
         chunk = _chunk(head, [{"text": ""}])
         return event(chunk) if request.framing == "events" else b"[" + encode(chunk)
 
-    def keepalive(self, head: Head, request: ChatRequest) -> bytes:
+    def keepalive(self, head: Head, request: ChatRequest, beats: int = 0) -> bytes:
         """A chunk with one empty text."""
         return _framed(_chunk(head, [{"text": ""}]), request)
 
-    def tail(self, answer: Answer, request: ChatRequest) -> bytes:
+    def tail(self, answer: Answer, request: ChatRequest, beats: int = 0) -> bytes:
         """A chunk for each part; the last one says why the turn ended and what it used."""
         *parts, last = _parts(answer)
         chunks = [*(_chunk(answer.head, [part]) for part in parts), _finished(answer, [last])]
@@ -98,7 +100,7 @@ class GoogleWire:
         """Status and body. 403 makes agents stop at once; 503 and nothing else makes them retry."""
         return _ERRORS[error.kind][0], encode(_error(error))
 
-    def error_event(self, error: WireError, head: Head, request: ChatRequest) -> bytes:
+    def error_event(self, error: WireError, head: Head, request: ChatRequest, beats: int = 0) -> bytes:
         """The error inside a stream."""
         return _framed(_error(error), request) + _end(request)
 

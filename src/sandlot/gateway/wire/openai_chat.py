@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sandlot.chat.messages import Message, ParsedCall, Tool, ToolCall
-from sandlot.gateway.wire.base import Answer, ChatRequest, Head, WireError
+from sandlot.gateway.wire.base import Answer, ChatRequest, Head, Recall, WireError, nothing_stored
 from sandlot.gateway.wire.canon import (
     arguments_of,
     branch_of,
@@ -39,7 +39,9 @@ class ChatWire:
     count_paths: tuple[str, ...] = ()
     call_prefix = "call_"
 
-    def parse(self, body: Any, headers: Mapping[str, str], target: str = "") -> ChatRequest:
+    def parse(
+        self, body: Any, headers: Mapping[str, str], target: str = "", recall: Recall = nothing_stored
+    ) -> ChatRequest:
         """Canonical form of a chat completions request."""
         body = object_of(body)
         if body.get("n") not in (None, 1):
@@ -76,11 +78,11 @@ class ChatWire:
         """The chunk that names the role."""
         return _chunk(head, request, {"role": "assistant", "content": ""})
 
-    def keepalive(self, head: Head, request: ChatRequest) -> bytes:
+    def keepalive(self, head: Head, request: ChatRequest, beats: int = 0) -> bytes:
         """A chunk that changes nothing; comments would break some clients' parsers."""
         return event(_frame(head, "chat.completion.chunk", [_choice({})]))
 
-    def tail(self, answer: Answer, request: ChatRequest) -> bytes:
+    def tail(self, answer: Answer, request: ChatRequest, beats: int = 0) -> bytes:
         """Reasoning, content and calls, the finish chunk, usage where it was asked for, and the end mark."""
         out = sent(answer)
         deltas: list[dict[str, Any]] = []
@@ -106,7 +108,7 @@ class ChatWire:
         """Status and body. 403 makes agents stop at once; 503 and nothing else makes them retry."""
         return ERRORS[error.kind][0], encode(error_object(error))
 
-    def error_event(self, error: WireError, head: Head, request: ChatRequest) -> bytes:
+    def error_event(self, error: WireError, head: Head, request: ChatRequest, beats: int = 0) -> bytes:
         """The error inside a stream."""
         return event(error_object(error))
 

@@ -23,10 +23,10 @@ from sandlot.gateway.wire.canon import (
 )
 from sandlot.gateway.wire.framing import encode
 from sandlot.gateway.wire.openai_shared import freeform_tool
-from sandlot.gateway.wire.transcript import Result, Transcript
+from sandlot.gateway.wire.transcript import Piece, Result, Step
 
 SEARCH = "tool_search"
-_RESULTS = frozenset({"function_call_output", "custom_tool_call_output", "tool_search_output"})
+_RESULTS = frozenset({"function_call_output", "custom_tool_call_output"})
 
 
 def tools_of(declared: Any, where: str, namespace: str = "") -> tuple[Tool, ...]:
@@ -59,110 +59,57 @@ def flat_name(namespace: str, name: str) -> str:
     return f"{namespace}__{name}" if namespace else name
 
 
-class InputReader:
-    """Reads the items of one request, once, from the first on."""
+def new_tools(found: Sequence[Tool], offered: Sequence[Tool]) -> tuple[Tool, ...]:
+    """Those of the tools that searches found which are not offered anyway, each once."""
+    known = {tool.name for tool in offered}
+    return tuple({tool.name: tool for tool in reversed(found) if tool.name not in known}.values())[::-1]
 
-    def __init__(self, tools: Sequence[Tool]) -> None:
-        self._transcript = Transcript()
-        self._names = {tool.name for tool in tools}
-        self._found: list[Tool] = []
-        self._start()
 
-    def read(self, body: Mapping[str, Any]) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
-        """The messages, and the tools that searches found."""
-        if instructions := string(body.get("instructions")):
-            self._transcript.add(Message("system", instructions))
-        items = body.get("input")
-        if isinstance(items, str):
-            items = [{"role": "user", "content": items}]
-        if not isinstance(items, list) or not items:
-            raise invalid("input", "it must be a text or a list of at least one item")
-        for i, item in enumerate(items):
-            if not isinstance(item, dict):
-                raise invalid(f"input.{i}", "an item must be an object with a type")
-            self._item(item, f"input.{i}")
-        self._end()
-        return self._transcript.done(), tuple(self._found)
+def steps_of(item: Any, where: str) -> Sequence[Step]:
+    """What one item of the input says."""
+    if not isinstance(item, dict):
+        raise invalid(where, "an item must be an object with a type")
+    kind = string(item.get("type")) or ("message" if "role" in item else "")
+    call_id = item.get("call_id")
+    if kind == "message":
+        return (_message(item, where),)
+    if kind == "reasoning":
+        return (Piece(thought=_reasoning(item, where), mark=string(item.get("encrypted_content"))),)
+    if kind == "function_call":
+        return (_call(_name(item), arguments_of(item.get("arguments")), item),)
+    if kind == "custom_tool_call":
+        return (_call(_name(item), {"input": string(item.get("input"))}, item),)
+    if kind == "tool_search_call" and call_id:
+        return (_call(SEARCH, arguments_of(item.get("arguments")), item),)
+    if kind == "tool_search_output" and call_id:
+        found = tools_of(item.get("tools"), f"{where}.tools")
+        text = encode([tool.as_function()["function"] for tool in found]).decode()
+        return (Result("", string(call_id), text, found=found),)
+    if kind in _RESULTS and call_id:
+        return (Result("", string(call_id), _output(item, where)),)
+    if kind == "item_reference":
+        raise invalid(where, "single items are not stored here; send store: false and the items themselves")
+    return (Message("user", note(kind_of(item))),)
 
-    def _item(self, item: dict[str, Any], where: str) -> None:
-        kind = string(item.get("type")) or ("message" if "role" in item else "")
-        if kind == "message":
-            self._message(item, where)
-        elif kind == "reasoning":
-            self._end()
-            self._thoughts.append(_reasoning(item, where))
-            self._mark(item.get("encrypted_content"))
-            self._open = True
-        elif kind == "function_call":
-            name = flat_name(string(item.get("namespace")), string(item.get("name")))
-            self._call(name, arguments_of(item.get("arguments")), item)
-        elif kind == "custom_tool_call":
-            name = flat_name(string(item.get("namespace")), string(item.get("name")))
-            self._call(name, {"input": string(item.get("input"))}, item)
-        elif kind == "tool_search_call" and item.get("call_id"):
-            self._call(SEARCH, arguments_of(item.get("arguments")), item)
-        elif kind in _RESULTS and item.get("call_id"):
-            self._end()
-            text = self._searched(item, where) if kind == "tool_search_output" else _output(item, where)
-            self._transcript.result(where, Result("", string(item.get("call_id")), text))
-        elif kind == "item_reference":
-            raise invalid(where, "no items are stored here; send store: false and the items themselves")
-        else:
-            self._end()
-            self._transcript.add(Message("user", note(kind_of(item))))
 
-    def _message(self, item: Mapping[str, Any], where: str) -> None:
-        role, text = item.get("role"), text_of(item.get("content"), f"{where}.content")
-        if role == "assistant":
-            if any(self._texts) and not self._calls:
-                self._end()
-            self._texts.append(visible(text))
-            self._open = True
-            return
-        self._end()
-        if role in ("system", "developer"):
-            self._transcript.add(Message("system", text))
-        elif role == "user":
-            self._transcript.add(Message("user", text))
-        else:
-            raise invalid(f"{where}.role", f"{role!r} is unknown; it must be system, developer, user or assistant")
+def _message(item: Mapping[str, Any], where: str) -> Step:
+    role, text = item.get("role"), text_of(item.get("content"), f"{where}.content")
+    if role == "assistant":
+        return Piece(text=visible(text))
+    if role in ("system", "developer"):
+        return Message("system", text)
+    if role == "user":
+        return Message("user", text)
+    raise invalid(f"{where}.role", f"{role!r} is unknown; it must be system, developer, user or assistant")
 
-    def _searched(self, item: Mapping[str, Any], where: str) -> str:
-        tools = tools_of(item.get("tools"), f"{where}.tools")
-        for tool in tools:
-            if tool.name not in self._names:
-                self._names.add(tool.name)
-                self._found.append(tool)
-        return encode([tool.as_function()["function"] for tool in tools]).decode()
 
-    def _call(self, name: str, arguments: dict[str, Any] | str, item: Mapping[str, Any]) -> None:
-        self._calls.append(ToolCall(name, arguments, string(item.get("call_id"))))
-        self._mark(item.get("call_id"))
-        self._open = True
+def _name(item: Mapping[str, Any]) -> str:
+    return flat_name(string(item.get("namespace")), string(item.get("name")))
 
-    def _mark(self, mark: Any) -> None:
-        if isinstance(mark, str) and mark:
-            self._marks.append(mark)
 
-    def _start(self) -> None:
-        self._open = False
-        self._texts: list[str] = []
-        self._thoughts: list[str] = []
-        self._calls: list[ToolCall] = []
-        self._marks: list[str] = []
-
-    def _end(self) -> None:
-        if self._open:
-            self._transcript.add(
-                Message(
-                    "assistant",
-                    join_text(self._texts),
-                    join_text(self._thoughts),
-                    tuple(self._calls),
-                    marks=tuple(self._marks),
-                )
-            )
-        self._start()
+def _call(name: str, arguments: dict[str, Any] | str, item: Mapping[str, Any]) -> Piece:
+    call_id = string(item.get("call_id"))
+    return Piece(call=ToolCall(name, arguments, call_id), mark=call_id)
 
 
 def _reasoning(item: Mapping[str, Any], where: str) -> str:

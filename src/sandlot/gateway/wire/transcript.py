@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from sandlot.chat.messages import Message, ToolCall
-from sandlot.gateway.wire.canon import invalid
+from sandlot.chat.messages import Message, Tool, ToolCall
+from sandlot.gateway.wire.base import Stored
+from sandlot.gateway.wire.canon import invalid, join_text
 
 T = TypeVar("T")
 
@@ -48,6 +49,7 @@ class _State:
     named: dict[str, tuple[int, ToolCall]]
     open: list[tuple[int, ToolCall]]
     calls: int
+    found: list[Tool]
 
 
 def made_of(item: Mapping[str, Any], where: str, make: Callable[[Mapping[str, Any], str], T]) -> T:
@@ -65,7 +67,8 @@ def made_of(item: Mapping[str, Any], where: str, make: Callable[[Mapping[str, An
 class Result:
     """A tool result that has yet to find its call, by `call_id` or, where that is empty, by `name`.
 
-    `place` within its message is for errors. `may_be_foreign`: an id of no known call counts as none.
+    `place` within its message is for errors. `may_be_foreign`: an id of no known call counts as none. `found`: tools
+    that a search gave.
     """
 
     place: str
@@ -74,6 +77,7 @@ class Result:
     name: str = ""
     is_error: bool = False
     may_be_foreign: bool = False
+    found: tuple[Tool, ...] = ()
     call: ToolCall | None = None
     message: Message | None = None
 
@@ -85,7 +89,42 @@ class Result:
         return self.message
 
 
-Step = Message | Result
+@dataclass(eq=False, slots=True)
+class Piece:
+    """A part of an assistant's message, where a protocol sends thoughts, texts and calls as items of their own.
+
+    A thought begins another message, and so does a text after one that was not followed by a call.
+    """
+
+    thought: str | None = None
+    text: str | None = None
+    call: ToolCall | None = None
+    mark: str = ""
+    others: tuple[Piece, ...] = ()
+    message: Message | None = None
+
+    def follows(self, pieces: Sequence[Piece]) -> bool:
+        """Whether it belongs to the message that the pieces before it make."""
+        if self.text is None:
+            return self.thought is None
+        return any(p.call for p in pieces) or not any(p.text for p in pieces)
+
+    def joined(self, others: tuple[Piece, ...]) -> Message:
+        """The message that it makes with those after it; the same one for the same pieces."""
+        if self.message is None or self.others != others:
+            pieces = (self, *others)
+            self.others = others
+            self.message = Message(
+                "assistant",
+                join_text(p.text or "" for p in pieces),
+                join_text(p.thought or "" for p in pieces),
+                tuple(p.call for p in pieces if p.call),
+                marks=tuple(p.mark for p in pieces if p.mark),
+            )
+        return self.message
+
+
+Step = Message | Result | Piece
 
 
 class Transcript:
@@ -102,43 +141,51 @@ class Transcript:
         self._named: dict[str, tuple[int, ToolCall]] = {}
         self._open: list[tuple[int, ToolCall]] = []
         self._count = 0
+        self._pieces: list[Piece] = []
+        self.found: list[Tool] = []
+        """Tools that searches gave, as often as they gave them."""
 
     def take(self, items: Sequence[Any], field: str, read: Callable[[Any, str], Sequence[Step]]) -> None:
         """Append what `read` makes of each message in a field of the request, which has no other."""
-        head, first, last = len(self._messages), 0, len(items) - 1
+        head, first = len(self._messages), 0
         if isinstance(items, History) and items.before is not None:
             state = getattr(items.before, "state", None)
             if state is not None and state.count <= items.shared:
                 self._resume(state)
                 first = state.count
             items.before = None
-        for i in range(first, len(items)):
-            item = items[i]
-            if i >= last - 2 and isinstance(items, History) and not self._run:
-                items.state = self._state(i, head)
-            try:
-                steps: Sequence[Step] = item.made
-            except AttributeError:
-                steps = made_of(item, f"{field}.{i}", read)
+        taken = [made_of(items[i], f"{field}.{i}", read) for i in range(first, len(items))]
+        start = _last_start(taken)
+        for i, steps in enumerate(taken):
+            if i == start and isinstance(items, History):
+                self._settle()
+                items.state = self._state(first + i, head)
             for step in steps:
                 if isinstance(step, Message):
                     self.add(step)
+                elif isinstance(step, Piece):
+                    self._piece(step)
                 else:
-                    self.result(f"{field}.{i}", step)
+                    self.result(f"{field}.{first + i}", step)
+
+    def go_on(self, stored: Stored) -> None:
+        """Begin with an earlier conversation."""
+        for message in stored.messages:
+            self.add(message)
+        self.found += stored.found
 
     def _state(self, count: int, head: int) -> _State:
         place, named, calls = dict(self._place), dict(self._named), list(self._open)
-        return _State(count, self._messages[head:], place, named, calls, self._count)
+        return _State(count, self._messages[head:], place, named, calls, self._count, list(self.found))
 
     def _resume(self, state: _State) -> None:
         self._messages += state.messages
         self._place, self._named, self._open = dict(state.place), dict(state.named), list(state.open)
-        self._count = state.calls
+        self._count, self.found = state.calls, list(state.found)
 
     def add(self, message: Message) -> None:
         """Append a message that is no tool result."""
-        if self._run:
-            self._end_run()
+        self._settle()
         self._messages.append(message)
         if message.role != "assistant":
             return
@@ -153,13 +200,21 @@ class Transcript:
 
     def result(self, where: str, result: Result) -> None:
         """Append the result of an earlier call."""
+        if self._pieces:
+            self._settle()
         place, call = self._pair(where, result)
         self._run.append((place, result.answering(call)))
+        self.found += result.found
 
     def done(self) -> tuple[Message, ...]:
         """All messages."""
-        self._end_run()
+        self._settle()
         return tuple(self._messages)
+
+    def _piece(self, piece: Piece) -> None:
+        if self._run or not piece.follows(self._pieces):
+            self._settle()
+        self._pieces.append(piece)
 
     def _pair(self, where: str, result: Result) -> tuple[int, ToolCall]:
         call_id, name = result.call_id, result.name
@@ -178,8 +233,22 @@ class Transcript:
             return self._named[name]
         raise invalid(where, "a tool result must name its call by id")
 
-    def _end_run(self) -> None:
+    def _settle(self) -> None:
+        """End what is open: a run of results, or the message that the last pieces make."""
         if self._run:
             self._run.sort(key=lambda entry: entry[0])
             self._messages.extend(message for _, message in self._run)
             self._run = []
+        if self._pieces:
+            first, *others = self._pieces
+            self._pieces = []
+            self.add(first.joined(tuple(others)))
+
+
+def _last_start(taken: Sequence[Sequence[Step]]) -> int:
+    """The last element that goes on with nothing which those before it left open."""
+    for i in range(len(taken) - 1, 0, -1):
+        before, after = taken[i - 1][-1:], taken[i][:1]
+        if before and after and (isinstance(after[0], Message) or type(after[0]) is not type(before[0])):
+            return i
+    return 0
