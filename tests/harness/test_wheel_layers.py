@@ -98,4 +98,4 @@ def test_another_python_than_the_layers_is_told(install: Path, monkeypatch: pyte
     (install / "start.py").write_text(made["start.py"])
     done = subprocess.run([sys.executable, "-I", install / "start.py"], capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert f"installed for Python 3.2, and this image has {PYTHON}" in done.stderr
+    assert f"installed for Python 3.2, and this image has another: choose mini-swe-agent:python={PYTHON}" in done.stderr

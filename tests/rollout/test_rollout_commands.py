@@ -65,7 +65,7 @@ def test_scripted_solutions_solve_every_bundled_task_with_pi_and_claude_code(mod
 @pytest.mark.npm
 def test_a_harness_speaks_the_wire_that_is_asked_for(model: Path, tmp_path: Path) -> None:
     run = str(tmp_path / "run")
-    wires = ["--harness", "pi:anthropic", "--harness", "pi:responses", "--harness", "pi:google"]
+    wires = ["--harness", "pi:anthropic", "--harness", "pi:responses", "--harness", "pi:google:compaction=true"]
     common = ["--engine", "scripted", "--model", str(model), "--json"]
     done = sandlot("rollout", "bundled", "--only", "page-count", *wires, "--out", run, *common)
     assert done.returncode == 0, done.stderr

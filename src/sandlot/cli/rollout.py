@@ -13,7 +13,8 @@ from sandlot.cli.common import JsonFlag, console, print_json
 from sandlot.config import RunConfig, load_config
 
 Harnesses = Annotated[
-    list[str] | None, typer.Option("--harness", "-H", help="Agent CLI, or CLI:wire; may be given again.")
+    list[str] | None,
+    typer.Option("--harness", "-H", help="Agent: NAME[:WIRE][:OPTION=VALUE]...; may be given again."),
 ]
 Only = Annotated[list[str] | None, typer.Option("--only", help="Run this task only; may be given again.")]
 Engine = Annotated[str | None, typer.Option(help="`embedded`, `scripted`, or URLs with commas between.")]

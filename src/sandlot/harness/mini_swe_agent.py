@@ -32,8 +32,8 @@ import sys
 
 if sys.version_info[:2] != ({version}):
     sys.exit(
-        "mini-SWE-agent is installed for Python {python}, and this image has %d.%d: "
-        "choose the harness's `python` for this image" % sys.version_info[:2]
+        "mini-SWE-agent is installed for Python {python}, and this image has another: "
+        "choose mini-swe-agent:python=%d.%d" % sys.version_info[:2]
     )
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib"))
 sys.argv += ["--task", sys.stdin.read()]
@@ -112,5 +112,5 @@ def _host_python() -> str:
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     if done.returncode:
-        raise ConfigError(f"{program} does not run, so mini-SWE-agent cannot: repair it, or choose `python`")
+        raise ConfigError(f"{program} does not run: repair it, or say mini-swe-agent:python=VERSION for your image's")
     return done.stdout.strip()

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import os
 import platform
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from sandlot.config import RunConfig
 from sandlot.errors import ConfigError, FailureKind, SandlotError
 from sandlot.gateway import Gateway, GatewayLimits
 from sandlot.grading.runtime import runtime_layers
-from sandlot.harness import HARNESSES, Harness
+from sandlot.harness import Harness
+from sandlot.harness.chosen import chosen
 from sandlot.rollout.episode import Episode, EpisodeRunner
 from sandlot.rollout.outcome import EpisodeResult
 from sandlot.rollout.policy import Say, policy_of
@@ -112,26 +111,12 @@ async def _install(
     harnesses: dict[str, Harness] = {}
     layers: dict[str, tuple[Layer, ...]] = {}
     for name in config.harness:
-        harnesses[name] = harness_of(name, say)
+        harnesses[name] = chosen(name, say)
         say(f"installing {name}")
         layers[name] = await asyncio.to_thread(harnesses[name].layers)
     for image in images:
         await asyncio.to_thread(runtime_layers, image)
     return harnesses, layers
-
-
-def harness_of(name: str, say: Say) -> Harness:
-    """The harness called `name`, or `name:protocol` for one that speaks several wires."""
-    plain, _, protocol = name.partition(":")
-    kind = HARNESSES.get(plain)
-    takes = inspect.signature(kind).parameters
-    options: dict[str, Any] = {"progress": say} if "progress" in takes else {}
-    if protocol:
-        if "protocol" not in takes:
-            raise ConfigError(f"{plain} speaks one wire only; leave out {protocol!r}")
-        options["protocol"] = protocol
-    harness: Harness = kind(**options)
-    return harness
 
 
 def _expect_room(harness: Harness, max_context: int) -> None:
