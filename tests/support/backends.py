@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import io
 import os
-import secrets
 import socket
 import subprocess
 from pathlib import Path
@@ -14,10 +12,9 @@ from typing import Any, cast
 
 import pytest
 
-from sandlot.sandbox import SANDBOXES, Layer, Sandbox, SandboxBackend, SandboxSpec
+from sandlot.sandbox import SANDBOXES, Sandbox, SandboxBackend, SandboxSpec
 from sandlot.sandbox.local import LocalBackend
 from support import fake_clouds
-from support.image_files import Entry, directory, make_tar
 
 CLOUDS = ["e2b", "modal", "daytona", "kubernetes"]
 ON_THIS_MACHINE = ["local", pytest.param("docker", marks=pytest.mark.slow)]
@@ -27,30 +24,18 @@ EVERYWHERE = ["local", *(pytest.param(name, marks=pytest.mark.slow) for name in 
 FROM_REMOTE = {"SANDLOT_EXEC", "SANDLOT_SANDBOX", "container", "HOSTNAME", "TERM"}
 """Variables that container runtimes and the way there add to a command's environment."""
 PODMAN = Path(__file__).parents[2] / "tools/podman-service.sh"
-_ROOT: list[Entry] = [
-    *((name, f"usr/{name}") for name in ("bin", "lib", "lib64", "sbin")),
-    *((name, directory()) for name in ("etc", "opt", "root", "run", "srv", "usr", "var/tmp", "home", "mnt")),
-    ("tmp", directory(0o1777)),
-    ("etc/hostname", b"sandlot\n"),
-    ("etc/passwd", b"root:x:0:0:root:/root:/bin/sh\n"),
-    ("etc/group", b"root:x:0:\n"),
-]
-"""An image without a program: /usr is a layer of the machine's."""
 
 
 class HostImage:
-    """A backend whose `host` image is a bare one with the machine's /usr as a layer, for those that have none."""
+    """A cloud whose image `host` is what the double boots, for suites that name no other."""
 
     def __init__(self, inner: SandboxBackend, image: str) -> None:
         self.inner, self._image = inner, image
         self.name = inner.name
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
-        if spec.snapshot is not None or spec.image == "host":
-            usr = Layer(Path("/usr"), "/usr")
-            image = self._image if spec.snapshot is None else spec.image
-            alternatives = Layer(Path("/etc/alternatives"), "/etc/alternatives")
-            spec = dataclasses.replace(spec, image=image, layers=(usr, alternatives, *spec.layers))
+        if spec.image == "host":
+            spec = dataclasses.replace(spec, image=self._image)
         return await self.inner.create(spec)
 
     def __getattr__(self, name: str) -> Any:
@@ -67,32 +52,15 @@ def podman_host() -> str:
     return done.stdout.strip()
 
 
-async def docker_backend() -> tuple[HostImage, Any]:
-    """A docker backend on the test daemon with a bare image, and what removes that again."""
-    from sandlot.sandbox.docker import DockerBackend
-
-    backend = DockerBackend(await asyncio.to_thread(podman_host))
-    docker = await backend._client()
-    name = f"localhost/sandlot-test-{secrets.token_hex(4)}"
-    params = {"fromSrc": "-", "repo": name}
-    data = io.BytesIO(make_tar(_ROOT))
-    async with docker._query("images/create", method="POST", params=params, data=data) as response:
-        await response.read()
-
-    async def clean() -> None:
-        async with docker._query("images/json") as response:
-            for image in await response.json():
-                for found in image.get("RepoTags") or []:
-                    if found == f"{name}:latest" or found.startswith("localhost/sandlot-prepared:"):
-                        await docker.images.delete(found, force=True)
-
-    return HostImage(backend, f"{name}:latest"), clean
-
-
 async def open_backend(name: str) -> tuple[Any, Any]:
     """A backend for tests by name, and what cleans up before it is closed."""
+
+    async def nothing() -> None: ...
+
     if name == "docker":
-        return await docker_backend()
+        from sandlot.sandbox.docker import DockerBackend
+
+        return DockerBackend(await asyncio.to_thread(podman_host)), nothing
     if name in CLOUDS:
         local = LocalBackend()
         port = _free_port()
@@ -105,8 +73,6 @@ async def open_backend(name: str) -> tuple[Any, Any]:
             await local.close()
 
         return HostImage(backend, "some-image"), end
-
-    async def nothing() -> None: ...
 
     return LocalBackend(), nothing
 

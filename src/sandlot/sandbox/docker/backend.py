@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 import secrets
 import time
 from collections import Counter
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sandlot.cache import cache_dir, locked
 from sandlot.errors import MissingDependencyError, SandboxError, SandboxUnavailableError
-from sandlot.sandbox.base import Check, Running, SandboxSpec, Snapshot
+from sandlot.sandbox.base import Check, Layer, Running, SandboxSpec, Snapshot
 from sandlot.sandbox.docker import netns, seccomp
+from sandlot.sandbox.docker.images import Images, remove
 from sandlot.sandbox.docker.sandbox import DockerSandbox, api_errors
 from sandlot.sandbox.docker.spec import check, mounts, ulimits
-from sandlot.sandbox.remote import owner, scripts
+from sandlot.sandbox.remote import owner
 from sandlot.sandbox.remote.sandbox import AGENT_ID
 
 if TYPE_CHECKING:
@@ -37,7 +38,6 @@ _CAPABILITIES = [
 ]
 _PERIOD = 100_000
 _SHM_BYTES = 1 << 30
-_PREPARED = "localhost/sandlot-prepared"
 _SNAPSHOT = "localhost/sandlot-snapshot"
 _START_SECONDS = 120.0
 _MARK = "SANDLOT_SANDBOX"
@@ -46,10 +46,10 @@ _FIRST = "trap 'kill -9 -1; hit=1' USR1; while :; do hit=; read -r line || [ -n 
 
 
 class DockerSnapshot:
-    """See `Snapshot`: an image made of a container."""
+    """See `Snapshot`: an image made of a container, and what of the machine was mounted on it."""
 
-    def __init__(self, backend: DockerBackend, image: str) -> None:
-        self.image = image
+    def __init__(self, backend: DockerBackend, image: str, mounted: tuple[Layer, ...]) -> None:
+        self.image, self.mounted = image, mounted
         self._backend = backend
 
     async def discard(self) -> None:
@@ -72,7 +72,7 @@ class DockerBackend:
         self._docker: aiodocker.Docker | None = None
         self._connector: aiohttp.BaseConnector | None = None
         self._sandboxes: set[DockerSandbox] = set()
-        self._preparing: dict[str, asyncio.Lock] = {}
+        self._images = Images()
         self._snapshots: set[str] = set()
         self._booted: Counter[str] = Counter()
         self._doomed: set[str] = set()
@@ -84,9 +84,10 @@ class DockerBackend:
             raise SandboxUnavailableError("a container boots from snapshots of containers only")
         docker = await self._client()
         if isinstance(spec.snapshot, DockerSnapshot):
-            image = spec.snapshot.image
+            image, mounted = spec.snapshot.image, spec.snapshot.mounted
         else:
-            image = await self._prepared(docker, spec)
+            image, mounted = await self._images.prepared(docker, spec)
+        spec = replace(spec, layers=(*mounted, *spec.layers))
         identity = secrets.token_hex(6)
         config = self._config(spec, image, identity)
         starting = asyncio.ensure_future(self._start(docker, config, f"sandlot-{identity}"))
@@ -96,12 +97,6 @@ class DockerBackend:
             starting.add_done_callback(lambda done: self._abandon(docker, done))
             raise
         here = await _found_here(pid, identity)
-        if spec.network == "gateway" and not here:
-            await _remove(docker, container)
-            raise SandboxUnavailableError(
-                "the gateway's port can be opened in a container only by root on the daemon's own machine, or by the "
-                "user of a rootless daemon; run Sandlot there, or use the local backend"
-            )
         facts = {
             "backend": self.name,
             "isolation": self._runtime or "container",
@@ -117,7 +112,7 @@ class DockerBackend:
             "seccomp": True,
             "image": spec.image if spec.snapshot is None else "snapshot",
         }
-        sandbox = DockerSandbox(docker, container, identity, spec, facts, here, self._on_end, self._freeze)
+        sandbox = DockerSandbox(docker, container, identity, spec, facts, here, self._on_end, self._freeze, mounted)
         self._sandboxes.add(sandbox)
         if not isinstance(spec.snapshot, DockerSnapshot):
             return sandbox
@@ -144,7 +139,7 @@ class DockerBackend:
             "PidsLimit": limits.processes,
             "ShmSize": min(limits.memory // 4, _SHM_BYTES),
             "Ulimits": ulimits(limits),
-            "Mounts": mounts(spec),
+            "Mounts": mounts(spec.layers),
         }
         if limits.cpu is not None:
             host |= {"CpuPeriod": _PERIOD, "CpuQuota": int(limits.cpu * _PERIOD)}
@@ -178,71 +173,19 @@ class DockerBackend:
                         await container.start()
                         state = (await container.show())["State"]
                 except BaseException as error:
-                    await asyncio.shield(_remove(docker, container.id))
+                    await asyncio.shield(remove(docker, container.id))
                     if isinstance(error, TimeoutError):
                         raise SandboxError(f"the container did not start within {_START_SECONDS:g} s") from error
                     raise
         if not state["Running"]:
-            await _remove(docker, container.id)
+            await remove(docker, container.id)
             raise SandboxUnavailableError(f"the image {config['Image']} cannot run /bin/sh; use one with a shell")
         return container.id, int(state.get("Pid") or 0)
 
     def _abandon(self, docker: aiodocker.Docker, done: asyncio.Future[tuple[str, int]]) -> None:
         if not done.cancelled() and done.exception() is None:
-            task = asyncio.ensure_future(_remove(docker, done.result()[0]))
+            task = asyncio.ensure_future(remove(docker, done.result()[0]))
             task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-
-    async def _prepared(self, docker: aiodocker.Docker, spec: SandboxSpec) -> str:
-        """An image with the agent's user and a work directory of its own, made once of `image` and kept."""
-        image, workdir = spec.image, spec.workdir
-        name = image.removeprefix("docker://")
-        source = await self._pulled(docker, name)
-        key = hashlib.sha256(f"1\0{source}\0{workdir}".encode()).hexdigest()[:24]
-        async with self._preparing.setdefault(key, asyncio.Lock()):
-            with suppress(SandboxError), api_errors():
-                await docker.images.inspect(f"{_PREPARED}:{key}")
-                return f"{_PREPARED}:{key}"
-            config: dict[str, Any] = {
-                "Image": name,
-                "Entrypoint": scripts.make_user(AGENT_ID, workdir),
-                "Cmd": [],
-                "User": "0:0",
-                "WorkingDir": "/",
-                "Labels": {**owner.labels(3600), owner.MINE: f"prepare-{key}"},
-                "HostConfig": {"NetworkMode": "none", "Mounts": mounts(spec), "Ulimits": ulimits(spec.limits)},
-            }
-            with api_errors():
-                container = await docker.containers.create(config)
-                try:
-                    await container.start()
-                    code = (await container.wait())["StatusCode"]
-                    if code != 0:
-                        said = "".join(await container.log(stdout=True, stderr=True))
-                        raise SandboxUnavailableError(f"the image {image} cannot be prepared: {said[-300:] or code}")
-                    changes = [f'LABEL sandlot.prepared="{key}"', f'LABEL {owner.MINE}=""']
-                    repository, tag = _PREPARED, key
-                    await container.commit(repository=repository, tag=tag, changes=changes, config={}, pause=False)
-                finally:
-                    await asyncio.shield(_remove(docker, container.id))
-        return f"{_PREPARED}:{key}"
-
-    async def _pulled(self, docker: aiodocker.Docker, name: str) -> str:
-        """The id of an image, pulled when the daemon does not have it."""
-        try:
-            with api_errors():
-                return str((await docker.images.inspect(name))["Id"])
-        except SandboxError as error:
-            if getattr(error.__cause__, "status", 0) != 404:
-                raise
-        async with self._preparing.setdefault(name, asyncio.Lock()):
-            try:
-                with api_errors():
-                    await docker.images.pull(name)
-                    return str((await docker.images.inspect(name))["Id"])
-            except SandboxError as error:
-                raise SandboxUnavailableError(
-                    f"the daemon has no image {name} and cannot pull it ({error}); check the name, or log in"
-                ) from error
 
     async def _freeze(self, sandbox: DockerSandbox) -> Snapshot:
         changes = [f'LABEL {key}="{value}"' for key, value in {**owner.labels(7 * 86400), owner.MINE: ""}.items()]
@@ -251,7 +194,7 @@ class DockerBackend:
                 repository=_SNAPSHOT, tag=sandbox.id, changes=changes, config={}, pause=False
             )
         self._snapshots.add(image := f"{_SNAPSHOT}:{sandbox.id}")
-        return DockerSnapshot(self, image)
+        return DockerSnapshot(self, image, sandbox.mounted)
 
     async def remove_image(self, image: str) -> None:
         """Remove the image of a snapshot, at once or when its last container ends."""
@@ -294,7 +237,7 @@ class DockerBackend:
         with api_errors():
             for container in await docker.containers.list(all=True, filters={"label": [owner.MINE]}):
                 if owner.is_dead(container["Labels"]):
-                    await _remove(docker, container.id)
+                    await remove(docker, container.id)
                     removed += 1
             for image in await docker.images.list(filters={"label": [owner.MINE]}):
                 tags = [tag for tag in image.get("RepoTags") or [] if tag.startswith(f"{_SNAPSHOT}:")]
@@ -367,8 +310,3 @@ async def _found_here(pid: int, identity: str) -> int:
             return pid
         await asyncio.sleep(0.02)
     return 0
-
-
-async def _remove(docker: aiodocker.Docker, container: str) -> None:
-    with suppress(SandboxError), api_errors():
-        await docker.containers.container(container).delete(force=True, v=True)

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 
 from sandlot.errors import SandboxError, SandboxLostError
-from sandlot.sandbox.base import AGENT_USER, SandboxSpec, Snapshot
+from sandlot.sandbox.base import AGENT_USER, Layer, SandboxSpec, Snapshot
 from sandlot.sandbox.docker import netns
-from sandlot.sandbox.remote.process import Stream
+from sandlot.sandbox.remote import scripts
+from sandlot.sandbox.remote.process import Stream, new_mark
 from sandlot.sandbox.remote.sandbox import AGENT_ID, RemoteSandbox
 
 if TYPE_CHECKING:
@@ -73,19 +74,27 @@ class DockerSandbox(RemoteSandbox):
         pid: int,
         on_end: Callable[[DockerSandbox], Awaitable[None]],
         freeze: Callable[[DockerSandbox], Awaitable[Snapshot]],
+        mounted: tuple[Layer, ...] = (),
     ) -> None:
         super().__init__(identity, spec, facts)
         self._docker, self._pid, self._on_end, self._freeze = docker, pid, on_end, freeze
+        self.mounted = mounted
         self.container = docker.containers.container(container)
         self._memory_file: Path | None = netns.memory_kills_file(pid) if pid else None
         self._memory_kills = netns.memory_kills(self._memory_file)
         self._disk = asyncio.create_task(self._watch_disk())
 
     async def _open(self, argv: Sequence[str], *, user: str, env: Mapping[str, str], stdin: bytes) -> Stream:
+        return await self._run(argv, user, env, bool(stdin))
+
+    async def _stream(self, argv: Sequence[str]) -> Stream:
+        return await self._run(argv, "root", {scripts.MARK: new_mark()}, True)
+
+    async def _run(self, argv: Sequence[str], user: str, env: Mapping[str, str], stdin: bool) -> Stream:
         try:
             with api_errors():
                 run = await self.container.exec(
-                    argv, stdout=True, stderr=True, stdin=bool(stdin), user=_IDS[user], environment=env, workdir="/"
+                    argv, stdout=True, stderr=True, stdin=stdin, user=_IDS[user], environment=env, workdir="/"
                 )
                 stream = run.start(detach=False)
                 await stream._init()  # the command runs from here on
@@ -177,8 +186,8 @@ class DockerSandbox(RemoteSandbox):
         return f"containers/{self.container.id}/archive"
 
     def listen(self, port: int) -> socket.socket:
-        """See `Sandbox.listen`."""
-        if self.spec.network != "gateway":
+        """See `Sandbox.listen`. Where the container's network cannot be entered from here, a relay is used."""
+        if self.spec.network != "gateway" or self._pid == 0:
             return super().listen(port)
         self._check_alive()
         return netns.listen(self._pid, port)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from sandlot.errors import SandboxUnavailableError
-from sandlot.sandbox.base import Limits, SandboxSpec
+from sandlot.sandbox.base import Layer, Limits, SandboxSpec
 
 
-def mounts(spec: SandboxSpec) -> list[dict[str, Any]]:
+def mounts(layers: Iterable[Layer]) -> list[dict[str, Any]]:
     """The layers as read-only binds."""
     return [
         {"Type": "bind", "Source": str(layer.source.resolve()), "Target": layer.mount_point, "ReadOnly": True}
-        for layer in spec.layers
+        for layer in layers
     ]
 
 
@@ -24,10 +25,6 @@ def ulimits(limits: Limits) -> list[dict[str, Any]]:
 
 def check(spec: SandboxSpec) -> None:
     """Refuse what a container cannot be."""
-    if spec.image == "host" and spec.snapshot is None:
-        raise SandboxUnavailableError(
-            "the docker backend has no image `host`; name one of a registry or of the daemon, or use the local backend"
-        )
     if spec.image.startswith("/"):
         raise SandboxUnavailableError(
             f"the docker backend boots no files; load {spec.image} into the daemon and name it"

@@ -13,7 +13,7 @@ from typing import Any
 from sandlot.errors import SandboxError, SandboxLostError, SandboxUnavailableError
 from sandlot.sandbox.base import AGENT_USER, Check, SandboxSpec
 from sandlot.sandbox.remote import owner, scripts
-from sandlot.sandbox.remote.process import Stream
+from sandlot.sandbox.remote.process import Stream, new_mark
 from sandlot.sandbox.remote.sandbox import AGENT_ID, RemoteSandbox
 from sandlot.sandbox.remote.spool import DIRECTORY, SpooledStream
 from sandlot.sandbox.remote.tunnel import FORWARDER, Tunnel
@@ -35,6 +35,10 @@ class Machine(ABC):
     async def put(self, path: str, data: bytes) -> None:
         """Write a file as root."""
 
+    async def stream(self, line: str) -> Stream:
+        """Start a shell line as root whose stdin stays open, for backends that have `streams`."""
+        raise NotImplementedError
+
     @abstractmethod
     async def end(self) -> None:
         """End the sandbox. May be repeated."""
@@ -50,16 +54,17 @@ class CloudSandbox(RemoteSandbox):
     ) -> None:
         super().__init__(machine.id, spec, facts)
         self._backend, self._machine, self._keep = backend, machine, keep
-        self._pending: list[asyncio.Task[None]] = []
         self._secrets: list[str] = []
 
     async def _open(self, argv: Sequence[str], *, user: str, env: Mapping[str, str], stdin: bytes) -> Stream:
-        for task in self._pending:
-            await asyncio.shield(task)
         as_user = [*_SETPRIV, *argv] if user == AGENT_USER else list(argv)
         bounds = f'ulimit -c 0; ulimit -n {self.spec.limits.open_files} 2>/dev/null; exec "$@"'
         command = ["sh", "-c", bounds, "sh", *as_user]
         return await SpooledStream.start(self._call, self._machine.put, env[scripts.MARK], command, env, stdin)
+
+    async def _stream(self, argv: Sequence[str]) -> Stream:
+        marked = ["env", f"{scripts.MARK}={new_mark()}", *argv]
+        return await self._machine.stream(f"exec {shlex.join(marked)}")
 
     async def _call(self, line: str, seconds: float) -> tuple[int, str]:
         try:
@@ -75,17 +80,18 @@ class CloudSandbox(RemoteSandbox):
     async def kill_processes(self) -> None:
         """See `Sandbox.kill_processes`. What the cloud itself runs in the sandbox stays."""
         self._check_alive()
-        if await self._complete(scripts.kill_all(self._keep), "root") != 0:
+        keep = [*self._keep, *(relay.pid for relay in self._relays if relay.pid)]
+        if await self._complete(scripts.kill_all(keep), "root") != 0:
             raise SandboxError("some processes could not be killed; kill the sandbox")
 
     def listen(self, port: int) -> socket.socket:
-        """See `Sandbox.listen`. A forwarder inside brings connections to the advertised address."""
+        """See `Sandbox.listen`. A forwarder inside brings connections to the advertised address, if there is one."""
         if self.spec.network != "gateway" or self._backend.tunnel is None:
             return super().listen(port)
         self._check_alive()
         secret, listener = self._backend.tunnel.open()
         self._secrets.append(secret)
-        self._pending.append(asyncio.create_task(self._forward(self._backend.tunnel, port, secret)))
+        self._opening.append(asyncio.create_task(self._forward(self._backend.tunnel, port, secret)))
         return listener
 
     async def _forward(self, tunnel: Tunnel, port: int, secret: str) -> None:
@@ -104,8 +110,8 @@ class CloudSandbox(RemoteSandbox):
         self._keep = [*self._keep, *(int(pid) for pid in said.split() if pid.isdigit())]
 
     async def _destroy(self) -> None:
-        for task in self._pending:
-            task.cancel()
+        for opening in self._opening:
+            opening.cancel()
         for secret in self._secrets:
             assert self._backend.tunnel is not None
             self._backend.tunnel.forget(secret)
@@ -116,13 +122,15 @@ class CloudSandbox(RemoteSandbox):
 
 
 class CloudBackend(ABC):
-    """See `SandboxBackend`. `advertise_url`: where sandboxes reach this process (see `Tunnel`); without it, they can
-    have no gateway. `per_second`: sandboxes created at most.
+    """See `SandboxBackend`. `advertise_url`: where sandboxes reach this process (see `Tunnel`); without it, the way to
+    the gateway is a command's stdin and stdout (see `Relay`). `per_second`: sandboxes created at most.
     """
 
     name: str
     network_off = True
     """Whether the cloud can cut a sandbox off from every network."""
+    streams = False
+    """Whether its machines have `stream`."""
 
     def __init__(self, *, advertise_url: str = "", bind: str = "", per_second: float = 5.0) -> None:
         self.tunnel = Tunnel(advertise_url, bind) if advertise_url else None
@@ -148,9 +156,10 @@ class CloudBackend(ABC):
             raise SandboxUnavailableError(f"the {self.name} backend boots from no snapshots; start from the image")
         if spec.image == "host" or spec.image.startswith("/"):
             raise SandboxUnavailableError(f"the {self.name} backend cannot boot {spec.image!r}; name an image it has")
-        if spec.network == "gateway" and self.tunnel is None:
+        if spec.network == "gateway" and self.tunnel is None and not self.streams:
             raise SandboxUnavailableError(
-                f"a {self.name} sandbox reaches the gateway only at an address of ours; give an advertise_url"
+                f"{self.name} keeps no command's stdin open, over which the gateway could be reached; "
+                "give an advertise_url that its sandboxes can dial"
             )
         if spec.network == "off" and not self.network_off:
             raise SandboxUnavailableError(f"the {self.name} backend cannot promise that a sandbox has no network")

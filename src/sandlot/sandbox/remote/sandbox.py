@@ -14,6 +14,7 @@ from sandlot.errors import SandboxError, SandboxLostError
 from sandlot.sandbox.base import AGENT_USER, ExecResult, SandboxSpec, Snapshot
 from sandlot.sandbox.remote import scripts, tars
 from sandlot.sandbox.remote.process import RemoteProcess, Stream, new_mark
+from sandlot.sandbox.remote.relay import Relay
 
 AGENT_ID = 1000
 _IDS = {"root": 0, AGENT_USER: AGENT_ID}
@@ -33,6 +34,8 @@ class RemoteSandbox(ABC):
         self._reason: str | None = None
         self._killing: asyncio.Task[None] | None = None
         self._clock: asyncio.Task[None] | None = None
+        self._relays: list[Relay] = []
+        self._opening: list[asyncio.Future[None]] = []
         if spec.limits.wall_clock != float("inf"):
             self._clock = asyncio.create_task(self._end_at_last())
 
@@ -42,6 +45,13 @@ class RemoteSandbox(ABC):
 
         `stdin` is also written to the stream afterwards, for APIs that want it so.
         """
+
+    async def _stream(self, argv: Sequence[str]) -> Stream:
+        """Start a command as root whose stdin stays open to `Stream.write`."""
+        raise SandboxError(
+            f"the {self.facts['backend']} backend keeps no command's stdin open, over which the gateway can be reached",
+            retryable=False,
+        )
 
     @abstractmethod
     async def _destroy(self) -> None:
@@ -110,6 +120,8 @@ class RemoteSandbox(ABC):
         if user not in _IDS:
             raise SandboxError(f"no user {user!r} in a sandbox; there are: agent, root", retryable=False)
         self._check_alive()
+        for way_back in self._opening:
+            await asyncio.shield(way_back)
         mark = new_mark()
         variables = {"HOME": _HOMES[user], "USER": user, "LANG": "C.UTF-8", **env, scripts.MARK: mark}
         process = RemoteProcess(self, mark, user, self.spec.limits.output if limit is None else limit, sink)
@@ -235,8 +247,14 @@ class RemoteSandbox(ABC):
             raise SandboxError(f"{path} is larger than {max_bytes} bytes", retryable=False)
 
     def listen(self, port: int) -> socket.socket:
-        """See `Sandbox.listen`."""
-        raise SandboxError('this sandbox has no network; create it with network="gateway"', retryable=False)
+        """See `Sandbox.listen`. A relay inside brings connections here; the next command waits until it runs."""
+        if self.spec.network != "gateway":
+            raise SandboxError('this sandbox has no network; create it with network="gateway"', retryable=False)
+        self._check_alive()
+        relay = Relay(self._stream, port)
+        self._relays.append(relay)
+        self._opening.append(relay.ready)
+        return relay.listener
 
     async def snapshot(self) -> Snapshot:
         """See `Sandbox.snapshot`."""
@@ -248,6 +266,8 @@ class RemoteSandbox(ABC):
             self._reason = self._reason or "it was killed"
             if self._clock is not None and self._clock is not asyncio.current_task():
                 self._clock.cancel()
+            for relay in self._relays:
+                relay.close()
             self._killing = asyncio.create_task(self._destroy())
         await asyncio.shield(self._killing)
 

@@ -13,6 +13,7 @@ from contextlib import suppress
 from urllib.parse import urlsplit
 
 from sandlot.errors import ConfigError
+from sandlot.sandbox.remote.relay import loopback_listener
 
 _GREETING_SECONDS = 10.0
 SECRET_BYTES = 64
@@ -23,7 +24,9 @@ port, host, remote, tls = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.a
 secret = open(sys.argv[5], "rb").read().strip()
 async def pump(reader, writer):
     try:
-        while data := await reader.read(65536):
+        while True:
+            data = await reader.read(65536)
+            if not data: break
             writer.write(data)
             await writer.drain()
         if writer.can_write_eof(): writer.write_eof()
@@ -76,10 +79,7 @@ class Tunnel:
 
     def open(self) -> tuple[str, socket.socket]:
         """(secret, listening socket to be served): whoever greets with the secret arrives there."""
-        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(512)
-        listener.setblocking(False)
+        listener = loopback_listener()
         secret = secrets.token_hex(SECRET_BYTES // 2)
         self._targets[secret.encode()] = listener
         return secret, listener
