@@ -25,9 +25,11 @@ from support.toy_model import make_toy_model
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-MAX_CONTEXT = 2048
-ENDLESS: dict[str, Any] = {"max_tokens": 1900, "top_k": 1}
+MAX_CONTEXT = 16384
+ENDLESS: dict[str, Any] = {"top_k": 1}
 """The toy model's likeliest tokens go round in a circle and never end a turn."""
+LONG = 15_000
+"""Tokens that take so long that an abort comes in time, however busy the machine."""
 KINDS = [
     "embedded",
     "scripted",
@@ -67,7 +69,7 @@ class Subject:
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=KINDS)
 async def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Subject]:
     directory = tmp_path_factory.mktemp(request.param)
-    model = make_toy_model(directory / "model")
+    model = make_toy_model(directory / "model", max_context=2 * MAX_CONTEXT)
     async with contextlib.AsyncExitStack() as stack:
         if request.param == "embedded":
             url = await stack.enter_async_context(engines.embedded(model, max_context=MAX_CONTEXT))
@@ -222,12 +224,12 @@ async def test_a_continued_turn_finds_its_prefix_cached(subject: Subject) -> Non
 async def test_an_endless_turn_is_endless(subject: Subject) -> None:
     if not subject.sampler:
         pytest.skip("a script ends")
-    done = await generate(subject, subject.prompt(), **ENDLESS)
+    done = await generate(subject, subject.prompt(), **ENDLESS, max_tokens=1900)
     assert (len(done.output_ids), done.finish_reason) == (1900, "length")
 
 
 async def test_cancelling_frees_the_slot(subject: Subject) -> None:
-    task = asyncio.ensure_future(generate(subject, subject.prompt(), **ENDLESS))
+    task = asyncio.ensure_future(generate(subject, subject.prompt(), **ENDLESS, max_tokens=LONG))
     await engines.until_running(subject.url, lambda n: n >= 1, task)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -236,7 +238,7 @@ async def test_cancelling_frees_the_slot(subject: Subject) -> None:
 
 
 async def test_an_aborted_request_is_refused_and_not_half_a_turn(subject: Subject) -> None:
-    params = SamplingParams(**ENDLESS)
+    params = SamplingParams(**ENDLESS, max_tokens=LONG)
     call = subject.client.generate(subject.prompt(), params, request_id="doomed", session_id="s")
     task = asyncio.ensure_future(call)
     await engines.until_running(subject.url, lambda n: n >= 1, task)
@@ -245,7 +247,7 @@ async def test_an_aborted_request_is_refused_and_not_half_a_turn(subject: Subjec
     with pytest.raises(EngineEvidenceError, match="abort") as e:
         await task
     assert isinstance(e.value, EngineAbortedError)
-    assert 0 <= len(e.value.partial.output_ids) == len(e.value.partial.logprobs) < 1900
+    assert 0 <= len(e.value.partial.output_ids) == len(e.value.partial.logprobs) < LONG
     await engines.until_running(subject.url, lambda n: n == 0)
 
 
@@ -253,7 +255,7 @@ async def test_an_aborted_request_is_refused_and_not_half_a_turn(subject: Subjec
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(engines.VLLM_PYTHON is None, reason="SANDLOT_TEST_VLLM_PYTHON names no vLLM interpreter")
 async def test_the_embedded_engine_computes_what_vllm_computes(tmp_path: Path) -> None:
-    model = make_toy_model(tmp_path / "model")
+    model = make_toy_model(tmp_path / "model", max_context=MAX_CONTEXT)
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     ids = tokenizer.encode("def add(a: int, b: int) -> int: return a + b " * 20, add_special_tokens=False).ids
     async with (

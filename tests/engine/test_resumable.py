@@ -313,11 +313,11 @@ async def test_an_abort_from_outside_is_refused(served: Served) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(engines.VLLM_PYTHON is None, reason="SANDLOT_TEST_VLLM_PYTHON names no vLLM interpreter")
 async def test_a_real_vllm_is_cut_off_and_goes_on(tmp_path: Path) -> None:
-    model = make_toy_model(tmp_path / "model")
+    model = make_toy_model(tmp_path / "model", max_context=32768)
     prompt = [5, 6, 7, 8]
 
     async def cut(engine: ResumableEngine, **params: float | int) -> tuple[Generation, int]:
-        sampling = SamplingParams(max_tokens=1500, **params)  # type: ignore[arg-type]
+        sampling = SamplingParams(max_tokens=4000, **params)  # type: ignore[arg-type]
         task = asyncio.ensure_future(engine.generate(prompt, sampling, request_id="r", session_id="s"))
         cuts = 0
         while not task.done() and cuts < 3:
@@ -329,13 +329,13 @@ async def test_a_real_vllm_is_cut_off_and_goes_on(tmp_path: Path) -> None:
         checked(done, logprob_ids=done.output_ids, reported_tokens=len(done.output_ids))
         return done, cuts
 
-    async with engines.vllm(model, tmp_path, max_context=2048, logprobs_mode="processed_logprobs") as url:
+    async with engines.vllm(model, tmp_path, max_context=32768, logprobs_mode="processed_logprobs") as url:
         client = VllmEngine(url)
         resumable = ResumableEngine(client)
         try:
             # The likeliest tokens go round in a circle and never end a turn; sampled ones may at once.
             done, cuts = await cut(resumable, top_k=1)
-            assert (cuts, len(done.output_ids), done.finish_reason) == (3, 1500, "length")
+            assert (cuts, len(done.output_ids), done.finish_reason) == (3, 4000, "length")
             for _ in range(20):
                 done, cuts = await cut(resumable)
                 if cuts:
@@ -343,7 +343,7 @@ async def test_a_real_vllm_is_cut_off_and_goes_on(tmp_path: Path) -> None:
             assert cuts
             scores = await client.score([*prompt, *done.output_ids])
             assert scores[len(prompt) - 1 :] == pytest.approx(done.logprobs, abs=1e-3)
-            endless = SamplingParams(max_tokens=1900, top_k=1)
+            endless = SamplingParams(max_tokens=32000, top_k=1)
             task = asyncio.ensure_future(resumable.generate(prompt, endless, request_id="x", session_id="s"))
             await engines.abort_until_done(client, "x", task)
             with pytest.raises(EngineAbortedError, match="refused"):

@@ -62,6 +62,7 @@ async def vllm(model: Path, directory: Path, *, max_context: int, logprobs_mode:
     argv += ["--max-model-len", str(max_context), "--max-num-seqs", "32", "--logprobs-mode", logprobs_mode]
     argv += ["--enable-prompt-tokens-details", "--served-model-name", "toy"]
     env = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    env["OMP_NUM_THREADS"] = "1"
     url = f"http://127.0.0.1:{port}"
     with (directory / "vllm.log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(*argv, stdout=log, stderr=log, env=env, start_new_session=True)
