@@ -6,12 +6,13 @@ Nothing is read at import.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 from pydantic_settings import (
     BaseSettings,
     NoDecode,
@@ -22,6 +23,10 @@ from pydantic_settings import (
 )
 
 from sandlot.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sandlot.sandbox import Limits
+    from sandlot.tasks import GradingOptions
 
 PREFIX = "SANDLOT_"
 _NOT_SETTINGS = frozenset({"CACHE", "ADMIN_KEY"})
@@ -78,6 +83,31 @@ class SandboxLimits(_Section):
     cpu: float | None = Field(None, gt=0)
     disk: int = Field(8 << 30, gt=0)
 
+    def over(self, limits: Limits) -> Limits:
+        """The limits of a sandbox, with these in their place."""
+        return dataclasses.replace(limits, **self.model_dump())
+
+
+class GradingConfig(_Section):
+    """How results become a reward, for every task; None takes the task's own. See docs/tasks.md."""
+
+    credit: Literal["all", "fraction"] | None = None
+    reruns: int | None = Field(None, ge=0, le=10)
+    weights: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] | None = None
+    timeout: float | None = Field(None, gt=0, allow_inf_nan=False)
+    countercheck: bool | None = None
+
+    @field_validator("weights")
+    @classmethod
+    def _something_counts(cls, weights: dict[str, float] | None) -> dict[str, float] | None:
+        if weights and not sum(weights.values()) > 0:
+            raise ValueError("the weights must not all be 0")
+        return weights
+
+    def over(self, options: GradingOptions) -> GradingOptions:
+        """A task's own options, with what is set here in their place."""
+        return dataclasses.replace(options, **self.model_dump(exclude_none=True))
+
 
 class RunConfig(BaseSettings):
     """A run: which tasks, which agents, which policy, how often, where to.
@@ -114,6 +144,7 @@ class RunConfig(BaseSettings):
     chat: ChatConfig = ChatConfig()
     limits: EpisodeLimits = EpisodeLimits()
     sandbox_limits: SandboxLimits = SandboxLimits()
+    grading: GradingConfig = GradingConfig()
 
 
 def load_config(file: Path | None = None, flags: dict[str, Any] | None = None) -> RunConfig:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from sandlot.tasks import (
     HarborGrading,
     Mutation,
     PytestGrading,
-    R2EGrading,
     Repository,
     SwebenchGrading,
     Task,
@@ -25,83 +23,11 @@ from sandlot.tasks import (
 from sandlot.tasks.patches import patch_of_contents, reversed_patch
 from sandlot.workspace import prepare
 from sandlot.workspace.repository import built
-from support.cheats import (
-    BASE,
-    BUGGY,
-    FAIL_TO_PASS,
-    FIXED,
-    HIDDEN,
-    PASS_ALL,
-    PASS_TO_PASS,
-    PRINTS,
-    at_import,
-    calc_patch,
-    calc_task,
-    in_add,
-)
+from support.cheats import BASE, BUGGY, FAIL_TO_PASS, FIXED, HIDDEN, PASS_TO_PASS, calc_patch, calc_task, in_add
+from support.forms import HARBOR, SWEBENCH, TEST_PATCH
 from support.repositories import repository, stream
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-TEST_PATCH = "".join(
-    patch_of_contents(path, str(BASE[path]) if path in BASE else None, content.decode())
-    for path, content in HIDDEN.items()
-).encode()
-SWEBENCH = SwebenchGrading(TEST_PATCH, FAIL_TO_PASS, PASS_TO_PASS, timeout=60.0)
-R2E = R2EGrading(
-    {name.partition("::")[2].replace("::", "."): "PASSED" for name in FAIL_TO_PASS} | {"test_old": "FAILED"},
-    {f"r2e_tests/test_{n}.py": content for n, content in enumerate(HIDDEN.values(), 1)},
-    timeout=60.0,
-)
-TEST_SH = b"""\
-cd /workspace/calc
-if python3 -m pytest -q -p no:cacheprovider /tests/test_core.py /tests/test_more.py; then
-    echo 1 > /logs/verifier/reward.txt
-else
-    echo 0 > /logs/verifier/reward.txt
-fi
-"""
-BY_NAME = {path.rpartition("/")[2]: content for path, content in HIDDEN.items()}
-IMPORTS = b"import sys\nsys.path.insert(0, '/workspace/calc')\n"
-HARBOR = HarborGrading({"test.sh": TEST_SH, "conftest.py": IMPORTS, **BY_NAME}, timeout=60.0)
-FORMS = {"swebench": SWEBENCH, "r2e": R2E, "harbor": HARBOR}
-PLANTS = """
-import os
-for name, text in (("reward.json", '{"reward": 1.0}'), ("reward.txt", "1")):
-    try:
-        open("/logs/verifier/" + name, "w").write(text)
-        os.chmod("/logs/verifier/" + name, 0o444)
-    except OSError:
-        pass
-"""
-CHEATS = {
-    "plants_rewards": at_import(PLANTS),
-    "plants_and_leaves": at_import(PLANTS + "os._exit(0)"),
-    "conftest": {"conftest.py": PASS_ALL},
-    "exit_in_function": in_add(PRINTS + "os._exit(0)"),
-    "weakens_tests": {"tests/test_core.py": "def test_add(): pass\n", "r2e_tests/test_1.py": "def test_add(): pass\n"},
-    "skips": in_add("import pytest\npytest.skip('x')"),
-    "plants_in_function": in_add(PLANTS + "\nimport os\nos.kill(os.getppid(), 9)"),
-}
-
-
-@pytest.mark.parametrize("form", FORMS)
-async def test_fix_is_1_and_bug_is_0(backend: SandboxBackend, form: str) -> None:
-    task = calc_task(FORMS[form])
-    solved = await grade(task, calc_patch({"calc/core.py": FIXED}), backend)
-    assert (solved.reward, solved.detail, solved.failure) == (1.0, "", None), solved.evidence
-    assert solved.evidence["form"] == form
-    assert json.loads(json.dumps(solved.evidence)) == solved.evidence
-    empty = await grade(task, b"", backend)
-    assert (empty.reward, empty.failure) == (0.0, None), (empty.detail, empty.evidence)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("cheat", CHEATS)
-async def test_a_cheat_earns_nothing(backend: SandboxBackend, form: str, cheat: str) -> None:
-    verdict = await grade(calc_task(FORMS[form]), calc_patch(CHEATS[cheat]), backend)
-    assert verdict.reward == 0.0, (verdict.failure, verdict.detail, verdict.evidence)
 
 
 async def test_a_test_patch_that_does_not_apply_is_ungraded(backend: SandboxBackend) -> None:

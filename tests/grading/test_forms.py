@@ -10,68 +10,12 @@ import pytest
 from sandlot.errors import FailureKind
 from sandlot.grading import grade
 from sandlot.sandbox import SandboxBackend
-from sandlot.tasks import CommandGrading, PytestGrading, Repository, ScriptGrading, SweProGrading, Task
-from support.cheats import (
-    BASE,
-    FAIL_TO_PASS,
-    FIXED,
-    HIDDEN,
-    PASS_ALL,
-    PASS_TO_PASS,
-    PRINTS,
-    at_import,
-    calc_patch,
-    calc_task,
-    in_add,
-)
+from sandlot.tasks import CommandGrading, PytestGrading, Repository, Task
+from support.cheats import BASE, FIXED, HIDDEN, at_import, calc_patch, calc_task, in_add
+from support.forms import FORMS, SWEPRO
 from support.repositories import git, repository, stream
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-SCRIPT = """\
-import sys
-import pytest
-from calc import add
-
-
-def test_add():
-    assert add(2, 3) == 5
-
-
-def test_more():
-    assert add(1, 1) == 2
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__, "-q"]))
-"""
-PARSER = """\
-import json, re, sys
-out = open(sys.argv[1], encoding="utf-8", errors="replace").read()
-found = re.findall(r"^(PASSED|FAILED|ERROR) (\\S.*?)(?: - .*)?$", out, re.M)
-json.dump({"tests": [{"name": name, "status": status} for status, name in found]}, open(sys.argv[3], "w"))
-"""
-RUN = 'IFS=,; python3 -m pytest -rA -q $1 ; printf "ok \\377\\360\\237 end\\n"; printf "\\377" >&2\n'
-COMMAND = CommandGrading("python3 -m pytest -q tests/test_core.py tests/test_more.py", HIDDEN, timeout=60.0)
-SWEPRO = SweProGrading(
-    run_script=RUN,
-    parser_script=PARSER,
-    fail_to_pass=FAIL_TO_PASS,
-    pass_to_pass=PASS_TO_PASS,
-    selected_test_files=("tests/test_core.py", "tests/test_more.py"),
-    files=HIDDEN,
-    timeout=60.0,
-)
-FORMS = {"command": COMMAND, "script": ScriptGrading(SCRIPT, timeout=60.0), "swepro": SWEPRO}
-FORM_CHEATS = {
-    "conftest": {"conftest.py": PASS_ALL},
-    "conftest_leaves": {"conftest.py": PRINTS + "os._exit(0)\n"},
-    "exit_at_import": at_import(PRINTS + "os._exit(0)"),
-    "exit_in_function": in_add(PRINTS + "os._exit(0)"),
-    "skips": in_add("import pytest\npytest.skip('x')"),
-    "own_pytest": {"pytest.py": PRINTS},
-    "sitecustomize": {"sitecustomize.py": PRINTS + "os._exit(0)\n"},
-}
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -84,14 +28,6 @@ async def test_fix_is_1_and_bug_is_0(backend: SandboxBackend, form: str) -> None
     assert (empty.reward, empty.failure) == (0.0, None), empty.evidence
     if form == "swepro":
         assert "ok \ufffd" in solved.evidence["runs"][0]["log"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("cheat", FORM_CHEATS)
-async def test_a_cheat_earns_nothing_in_any_form(backend: SandboxBackend, form: str, cheat: str) -> None:
-    verdict = await grade(calc_task(FORMS[form]), calc_patch(FORM_CHEATS[cheat]), backend)
-    assert verdict.reward == 0.0, (verdict.failure, verdict.detail, verdict.evidence)
 
 
 async def test_a_command_without_pytest_is_judged_by_its_status(backend: SandboxBackend) -> None:

@@ -3,6 +3,8 @@
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sandlot.errors import GradingError
 from sandlot.grading.names import match, required_tests
@@ -14,6 +16,14 @@ from sandlot.tasks import PytestGrading, SweProGrading
 from sandlot.workspace.git import Change, Entry
 
 NONCE = "5" * 32
+OUTCOMES = ("passed", "failed", "error", "skipped")
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=10),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["event", "session", "id", "x"]), inner)
+    ),
+    max_leaves=6,
+)
 
 
 def test_absent_tests_have_not_passed() -> None:
@@ -85,7 +95,11 @@ def test_an_honest_run_is_believed() -> None:
         (channel(*honest()), None, "process with None"),
         (channel(*honest()[:-1]), 1, "ended before"),
         (channel(*honest()[:-2], honest()[-1]), 1, "did not finish"),
-        (channel(*honest(ran=2)), 1, "collected 2 tests, but 6 reported"),
+        (channel(*honest(ran=2)), 1, "which it did not collect"),
+        (channel(*honest()[:4], *honest()[5:]), 1, "did not report c.py::test_a_control_fails"),
+        (channel(*honest(), {"event": "stray", "text": "who?"}), 1, "something else wrote to the result channel: who?"),
+        (channel(*honest(), {"event": "test", "session": "s"}), 1, "something else wrote"),
+        (channel(*honest(), {"event": "finish", "session": "s", "status": "x"}), 1, "something else wrote"),
         (channel(*honest()) + b"PASSED t.py::a\n", 1, "something else wrote"),
         (channel(*honest()) + channel({"event": "end", "status": 1}, nonce="6" * 32), 1, "something else wrote"),
         (channel(*honest()) + f"{NONCE} junk\n".encode(), 1, "something else wrote"),
@@ -167,3 +181,22 @@ def test_configuration_files_are_taken_back_for_their_pytest_section(
 
 def test_test_roots_are_the_topmost_test_directories() -> None:
     assert test_roots(["a/tests/b/tests/t.py", "test/t.py", "src/t.py", "t.py"]) == {"a/tests", "test"}
+
+
+@given(st.lists(st.one_of(st.binary(max_size=60), JSON.map(lambda value: f"{NONCE} {json.dumps(value)}".encode()))))
+def test_any_channel_is_read_without_error_and_junk_is_never_believed(lines: list[bytes]) -> None:
+    junk = b"\n".join(lines)
+    assert judged(junk), "a run that told nothing whole"
+    told = read_report(junk + b"\n" + channel(*honest()), NONCE)
+    if any(line.strip(b"\n") for line in lines):
+        assert told.stray
+    assert told.tests["t.py::a"] == "passed"
+
+
+@given(st.lists(st.text(max_size=40), max_size=8), st.dictionaries(st.text(max_size=40), st.sampled_from(OUTCOMES)))
+def test_what_did_not_run_has_never_passed(required: list[str], ran: dict[str, str]) -> None:
+    results, _ = match(required, ran)
+    assert results.keys() == set(required)
+    for name, outcome in results.items():
+        if outcome == "passed":
+            assert {r for other, r in ran.items() if other.rstrip() == name.rstrip() or other.startswith(name.rstrip())}

@@ -54,7 +54,8 @@ def test_a_file_that_the_verifier_does_not_write() -> None:
     assert forged("reward.json", {"test.sh": b"python3 /tests/judge.py"}) == ""
 
 
-SESSION = {"sessions": {"s": 0}, "collected": {"s": 1}, "reported": {"s": 1}, "tests": {"t": "passed"}}
+SESSION = {"sessions": {"s": 0}, "collected": {"s": {"t"}}, "reported": {"s": {"t"}}, "tests": {"t": "passed"}}
+TWO = {"tests": {"t": "passed", "u": "failed"}, "collected": {"s": {"t", "u"}}, "reported": {"s": {"t", "u"}}}
 
 
 @pytest.mark.parametrize(
@@ -63,12 +64,13 @@ SESSION = {"sessions": {"s": 0}, "collected": {"s": 1}, "reported": {"s": 1}, "t
         ({}, 1.0, ""),
         ({"sessions": {}}, 1.0, ""),
         ({"sessions": {"s": None}}, 0.5, "did not finish"),
-        ({"reported": {"s": 0}}, 0.5, "did not report all"),
+        ({"reported": {}}, 0.5, "did not report t, which it collected"),
+        ({"reported": {"s": {"t", "u"}}}, 0.5, "reported u, which it did not collect"),
         ({"tests": {"t": "failed"}}, 0.5, "none of its tests passed"),
-        ({"tests": {"t": "passed", "u": "failed"}, "collected": {"s": 2}, "reported": {"s": 2}}, 0.5, ""),
-        ({"tests": {"t": "passed", "u": "failed"}, "collected": {"s": 2}, "reported": {"s": 2}}, 1.0, "u did not pass"),
+        (TWO, 0.5, ""),
+        (TWO, 1.0, "u did not pass"),
         ({"errors": {"v.py": "x"}}, 1.0, "v.py did not pass"),
-        ({"stray": b"x"}, 1.0, "result channel"),
+        ({"stray": "x"}, 1.0, "result channel"),
         ({"broken": ["f"]}, 1.0, "was changed"),
         ({"foreign_skips": ["t"]}, 1.0, "was skipped"),
     ],

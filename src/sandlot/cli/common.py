@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import Progress
-
-if TYPE_CHECKING:
-    from sandlot.grading import Verdict
-    from sandlot.tasks import Task
 
 console = Console(stderr=True)
 if not console.is_terminal and "COLUMNS" not in os.environ:
@@ -34,34 +29,6 @@ def ticking(what: str) -> Iterator[Callable[[int, int], None]]:
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, of: bar.update(task, completed=done, total=of)
-
-
-def grade_all(jobs: Sequence[tuple[Task, bytes]], sandbox: str, concurrency: int) -> list[Verdict]:
-    """Grade patches on tasks, some at once, behind a progress bar."""
-    return asyncio.run(_grade_all(jobs, sandbox, concurrency))
-
-
-async def _grade_all(jobs: Sequence[tuple[Task, bytes]], sandbox: str, concurrency: int) -> list[Verdict]:
-    from sandlot.grading import grade
-    from sandlot.sandbox import SANDBOXES
-
-    backend = SANDBOXES.get(sandbox)()
-    slots = asyncio.Semaphore(concurrency)
-    done = 0
-
-    async def one(task: Task, diff: bytes, tick: Callable[[int, int], None]) -> Verdict:
-        nonlocal done
-        async with slots:
-            verdict = await grade(task, diff, backend)
-        done += 1
-        tick(done, len(jobs))
-        return verdict
-
-    try:
-        with ticking("grading") as tick:
-            return list(await asyncio.gather(*(one(task, diff, tick) for task, diff in jobs)))
-    finally:
-        await backend.close()
 
 
 def print_json(value: Any) -> None:

@@ -2,71 +2,125 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from pydantic import ValidationError
+from rich.markup import escape
 from rich.table import Table
 
-from sandlot.cli.common import JsonFlag, console, grade_all, print_json
+from sandlot.cli.common import JsonFlag, console, print_json
+from sandlot.cli.grading import (
+    Countercheck,
+    Credit,
+    Reruns,
+    TestTimeout,
+    Weight,
+    grade_all,
+    grading_flags,
+    with_grading,
+)
+from sandlot.cli.rollout import ConfigFile
+from sandlot.config import GradingConfig, SandboxLimits, load_config
 from sandlot.errors import ConfigError
 from sandlot.grading import Verdict
 from sandlot.rollout.progress import STYLES
+from sandlot.sandbox import Limits, SandboxSpec
 from sandlot.tasks import Task, load_tasks
 from sandlot.trajectory.rundir import RunDir
+
+
+@dataclass(frozen=True)
+class Job:
+    """A patch to grade: under which name, on which task, and the reward it had before."""
+
+    name: str
+    task: Task
+    diff: bytes
+    before: float | None = None
 
 
 def command(
     source: Annotated[str, typer.Argument(help="A run directory, or tasks together with --patch.")],
     patch: Annotated[Path | None, typer.Option(help="A patch file to grade on each of the tasks.")] = None,
     only: Annotated[list[str] | None, typer.Option("--only", help="This task only; may be given again.")] = None,
-    sandbox: Annotated[str, typer.Option(help="Sandbox backend.")] = "local",
+    sandbox: Annotated[str | None, typer.Option(help="Sandbox backend; default: the run's.")] = None,
     concurrency: Annotated[int, typer.Option("-j", min=1, help="Gradings at once.")] = 2,
+    credit: Credit = None,
+    reruns: Reruns = None,
+    weight: Weight = None,
+    test_timeout: TestTimeout = None,
+    countercheck: Countercheck = None,
+    config: ConfigFile = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Grade the stored patches of a run again and compare, or grade PATCH on tasks. Exit 1 when a verdict changed."""
-    jobs: list[tuple[str, Task, bytes, float | None]]
-    if patch is not None:
+    """Grade the stored patches of a run again and compare, or grade PATCH on tasks. Exit 1 when a verdict changed.
+
+    A run is graded again as it was, with its own settings, except for the flags given.
+    """
+    flags = grading_flags(credit, reruns, weight, test_timeout, countercheck)
+    if patch is None:
+        if config is not None:
+            raise ConfigError("a run is graded with its own settings; --config goes with --patch")
+        run = RunDir.read(source)
+        grading, limits, backend = _settings_of(run, flags)
+        jobs = _stored(run, grading, only)
+    else:
         if not patch.is_file():
             raise ConfigError(f"there is no patch file {patch}")
-        tasks = [t for t in load_tasks(source) if not only or t.id in only]
-        jobs = [(task.id, task, patch.read_bytes(), None) for task in tasks]
-    else:
-        jobs = list(_stored(RunDir.read(source), only))
-    verdicts = grade_all([(task, diff) for _, task, diff, _ in jobs], sandbox, concurrency)
-    changed = [name for (name, _, _, before), v in zip(jobs, verdicts, strict=True) if _changed(before, v)]
+        settings = load_config(config, {"grading": flags})
+        grading, limits, backend = settings.grading, settings.sandbox_limits, settings.sandbox
+        tasks = [task for task in load_tasks(source) if not only or task.id in only]
+        jobs = [Job(task.id, task, patch.read_bytes()) for task in with_grading(tasks, grading)]
+    spec = SandboxSpec(limits=limits.over(Limits()))
+    verdicts = grade_all([(job.task, job.diff) for job in jobs], sandbox or backend, concurrency, spec)
+    told = list(zip(jobs, verdicts, strict=True))
     if as_json:
-        print_json(
-            [
-                {"name": name, "before": before, "reward": v.reward, "failure": v.failure, "detail": v.detail}
-                for (name, _, _, before), v in zip(jobs, verdicts, strict=True)
-            ]
-        )
+        print_json([_row(job, verdict) for job, verdict in told])
     else:
-        table = Table("episode" if patch is None else "task", "before", "now", "tests passed", "detail")
-        for (name, _, _, before), v in zip(jobs, verdicts, strict=True):
-            state = "solved" if v.solved else "ungraded" if v.reward is None else "failed"
-            passed = sum(s == "passed" for s in v.tests.values())
-            now = f"[{STYLES[state]}]{state if v.reward is None else f'{v.reward:g}'}[/]"
-            table.add_row(name, "" if before is None else f"{before:g}", now, f"{passed}/{len(v.tests)}", v.detail)
-        console.print(table)
-    if changed:
+        console.print(_table("task" if patch else "episode", told))
+    if changed := [job.name for job, verdict in told if job.before not in (None, verdict.reward)]:
         console.print(f"[red]{len(changed)} verdicts changed:[/] {', '.join(changed)}", highlight=False)
         raise typer.Exit(1)
 
 
-def _changed(before: float | None, verdict: Verdict) -> bool:
-    return before is not None and verdict.reward != before
+def _settings_of(run: RunDir, flags: dict[str, Any]) -> tuple[GradingConfig, SandboxLimits, str]:
+    """How a run graded, with flags in the place of its settings: grading, limits, and sandbox backend."""
+    given = {key: value for key, value in flags.items() if value is not None}
+    try:
+        grading = GradingConfig.model_validate({**run.config.get("grading", {}), **given})
+        limits = SandboxLimits.model_validate(run.config.get("sandbox_limits", {}))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(f"setting {'.'.join(map(str, first['loc']))!r}: {first['msg'].lower()}") from error
+    return grading, limits, str(run.config.get("sandbox", "local"))
 
 
-def _stored(run: RunDir, only: list[str] | None) -> list[tuple[str, Task, bytes, float | None]]:
-    tasks = {task.id: task for task in load_tasks(run.config["tasks"])}
+def _stored(run: RunDir, grading: GradingConfig, only: list[str] | None) -> list[Job]:
+    tasks = {task.id: task for task in with_grading(load_tasks(run.config["tasks"]), grading)}
     jobs = []
     for row in run.results():
         task_id = row["metadata"].get("task")
         path = run.patch_path(row["episode_id"])
         if task_id in tasks and path.exists() and (not only or task_id in only):
-            jobs.append((row["episode_id"], tasks[task_id], path.read_bytes(), row["reward"]))
+            jobs.append(Job(row["episode_id"], tasks[task_id], path.read_bytes(), row["reward"]))
     if not jobs:
         raise ConfigError(f"{run.path} holds no patch to grade")
     return jobs
+
+
+def _row(job: Job, verdict: Verdict) -> dict[str, Any]:
+    return {"name": job.name, "before": job.before, **asdict(verdict)}
+
+
+def _table(what: str, told: list[tuple[Job, Verdict]]) -> Table:
+    table = Table(what, "before", "now", "tests passed", "detail")
+    for job, verdict in told:
+        state = "solved" if verdict.solved else "ungraded" if verdict.reward is None else "failed"
+        passed = sum(outcome == "passed" for outcome in verdict.tests.values())
+        now = f"[{STYLES[state]}]{state if verdict.reward is None else f'{verdict.reward:g}'}[/]"
+        before = "" if job.before is None else f"{job.before:g}"
+        table.add_row(job.name, before, now, f"{passed}/{len(verdict.tests)}", escape(verdict.detail))
+    return table

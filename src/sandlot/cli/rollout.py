@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from sandlot.cli.common import JsonFlag, console, print_json
+from sandlot.cli.grading import Countercheck, Credit, Reruns, TestTimeout, Weight, grading_flags
 from sandlot.config import RunConfig, load_config
 
 Harnesses = Annotated[
@@ -45,6 +46,11 @@ def command(
     max_tokens: Tokens = None,
     wall_clock: Seconds = None,
     temperature: Temperature = None,
+    credit: Credit = None,
+    reruns: Reruns = None,
+    weight: Weight = None,
+    test_timeout: TestTimeout = None,
+    countercheck: Countercheck = None,
     out: Out = None,
     config: ConfigFile = None,
     as_json: JsonFlag = False,
@@ -63,6 +69,7 @@ def command(
         "concurrency": concurrency,
         "sampling": {"max_tokens": max_tokens, "temperature": temperature},
         "limits": {"turns": max_turns, "wall_clock": wall_clock},
+        "grading": grading_flags(credit, reruns, weight, test_timeout, countercheck),
     }
     run(load_config(config, flags), out, as_json)
 

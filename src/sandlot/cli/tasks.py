@@ -13,6 +13,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from sandlot.cli.common import JsonFlag, console, print_json, ticking
+from sandlot.cli.grading import Countercheck, Credit, Reruns, TestTimeout, Weight, grading_flags, with_grading
+from sandlot.cli.rollout import ConfigFile
+from sandlot.config import load_config
 from sandlot.errors import ConfigError, TaskError
 from sandlot.grading.check import Checked, check_tasks
 from sandlot.sandbox import SANDBOXES
@@ -54,23 +57,31 @@ def show(task_id: Annotated[str, typer.Argument()], source: Annotated[str, typer
 def check(
     source: Source = "bundled",
     only: Annotated[list[str] | None, typer.Option("--only", help="This task only; may be given again.")] = None,
-    sandbox: Annotated[str, typer.Option(help="Sandbox backend.")] = "local",
+    sandbox: Annotated[str | None, typer.Option(help="Sandbox backend.")] = None,
     jobs: Annotated[int, typer.Option("-j", "--jobs", min=1, help="Gradings at once.")] = 2,
     cheats: Annotated[bool, typer.Option("--cheats/--no-cheats", help="Try the built-in cheats.")] = True,
     out: Annotated[
         Path | None, typer.Option(help="A .jsonl that names the tasks that hold; load it like any source.")
     ] = None,
+    credit: Credit = None,
+    reruns: Reruns = None,
+    weight: Weight = None,
+    test_timeout: TestTimeout = None,
+    countercheck: Countercheck = None,
+    config: ConfigFile = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Prove each task: its solution earns 1, twice the same; nothing and cheats earn 0. Exit 1 when one fails."""
+    flags = grading_flags(credit, reruns, weight, test_timeout, countercheck)
+    settings = load_config(config, {"sandbox": sandbox, "grading": flags})
     loaded = load_all(source)
-    tasks = [task for task in loaded.tasks if not only or task.id in only]
+    tasks = [task for task in with_grading(loaded.tasks, settings.grading) if not only or task.id in only]
     if only and (unknown := sorted(set(only) - {task.id for task in tasks})):
         raise ConfigError(
             f"there is no task called {unknown[0]!r} in {source}; `sandlot tasks list {source}` names them"
         )
     refused = () if only else loaded.refused
-    rows = asyncio.run(_check(tasks, sandbox, jobs, cheats))
+    rows = asyncio.run(_check(tasks, settings.sandbox, jobs, cheats))
     if out is not None:
         _select(source, [row.task for row in rows if row.ok], out)
     if as_json:

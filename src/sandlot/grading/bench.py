@@ -58,7 +58,8 @@ class Bench:
     """Everything a grader needs. `evidence` is what the verdict will show; graders add to it.
 
     `checked_out` are test files that the task takes from a later revision, read before that was removed; `hidden` what
-    was put into the workdir.
+    was put into the workdir. `tests` are the contents of hidden tests, wherever they go, and `instead` others that
+    take their place.
     """
 
     task: Task
@@ -68,6 +69,13 @@ class Bench:
     evidence: dict[str, Any] = field(default_factory=dict)
     checked_out: Mapping[str, bytes] = field(default_factory=dict)
     hidden: dict[str, bytes] = field(default_factory=dict)
+    tests: dict[str, bytes] = field(default_factory=dict)
+    instead: Mapping[str, bytes] = field(default_factory=dict)
+
+    def test(self, path: str, content: bytes) -> bytes:
+        """What a hidden test file is to hold."""
+        self.tests[path] = content
+        return self.instead.get(path, content)
 
     async def put_hidden(
         self, files: Mapping[str, bytes | None], tests: Iterable[str] = (), *, lock: bool = True
@@ -78,6 +86,7 @@ class Bench:
         the test directories become root's, with the sticky bit: code under test may add files there, but not replace
         what is there. Where the sandbox has one user only that cannot be done, and `changed_tests` alone tells.
         """
+        files = {path: None if data is None else self.test(path, data) for path, data in files.items()}
         hidden = [*files, *tests]
         old = {change.path: change.old for change in self.applied.changes if change.old is not None}
         blobs = await asyncio.to_thread(lambda: list(self.prepared.store.blobs([entry.blob for entry in old.values()])))
@@ -151,24 +160,21 @@ class Bench:
         env: Mapping[str, str] | None = None,
         **more: Any,
     ) -> tuple[Report, ExecResult]:
-        """Run the worker as the agent user (or another). Its report, and how its process ended; both go into the
-        evidence."""
+        """Run the worker, and by it the tests as the agent user (or another). Its report, and how its process ended;
+        both go into the evidence."""
         nonce = secrets.token_hex(16)
         order: dict[str, Any] = {
             "mode": mode,
             "nonce": nonce,
+            "user": user,
             "workdir": self.task.workdir,
             "controls": controls,
+            "libraries": runtime.libraries(self.task.image),
             **more,
         }
-        order["libraries"] = runtime.libraries(self.task.image)
         result = await self.sandbox.exec(
-            [
-                self.task.python or runtime.interpreter(self.task.image),
-                *(["-I"] if mode != "command" else ["-E", "-s"]),
-                f"{WORKER}/run.py",
-            ],
-            user=user,
+            [self.task.python or runtime.interpreter(self.task.image), "-I", "-S", f"{WORKER}/run.py"],
+            user="root",
             cwd="/",
             env={**_git_trusts_the_workdir(), **(env or {})},
             stdin=json.dumps(order).encode(),
@@ -189,7 +195,7 @@ class Bench:
                 "texts": report.texts,
                 "collect_errors": report.errors,
                 "versions": dict(report.versions),
-                "stray": report.stray.decode("utf-8", "replace"),
+                "stray": report.stray,
             }
         )
         if not report.started:
@@ -218,10 +224,6 @@ class Bench:
         )
         if found := doubts(report, result, [name]):
             raise GradingError(f"the test runner does not work in this sandbox: {found[0]}")
-
-
-def _old_file(change: Change, contents: Mapping[bytes, bytes]) -> File | None:
-    return None if change.old is None else File(change.old.mode, contents[change.path])
 
 
 def _git_trusts_the_workdir() -> dict[str, str]:

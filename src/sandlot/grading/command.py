@@ -7,7 +7,7 @@ import re
 from sandlot.grading.bench import Bench, NothingReportedError
 from sandlot.grading.names import PASSED
 from sandlot.grading.verdict import Verdict
-from sandlot.grading.witness import Report
+from sandlot.grading.witness import Report, tampering, unreported
 from sandlot.sandbox import ExecResult
 from sandlot.tasks.task import CommandGrading
 
@@ -65,15 +65,8 @@ def session_fault(report: Report) -> str:
     """What speaks against the pytest sessions of a command that ended with 0, or nothing."""
     if not report.sessions:
         return ""
-    if report.stray:
-        return "something else wrote to the result channel"
-    if report.broken:
-        return f"the test runner was changed while it ran: {report.broken[0]}"
-    for session, status in report.sessions.items():
-        if status is None:
-            return f"the test session {session} did not finish"
-        if report.collected.get(session, 0) != report.reported.get(session, 0):
-            return f"the test session {session} did not report all of its tests"
+    if found := [*tampering(report), *unreported(report)]:
+        return found[0]
     if report.foreign_skips:
         return f"{report.foreign_skips[0]} was skipped by the code under test"
     bad = [name for name, outcome in report.tests.items() if outcome in ("failed", "error")]

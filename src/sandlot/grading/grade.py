@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import traceback
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from sandlot.errors import FailureKind, SandlotError
 from sandlot.grading.bench import Bench, NothingReportedError, opened
+from sandlot.grading.countercheck import counterchecked
 from sandlot.grading.flaky import repeated
 from sandlot.grading.verdict import Verdict
 from sandlot.registry import Registry
@@ -77,10 +80,33 @@ async def grade(
     """
     if options is not None:
         task = replace(task, options=options)
-    return await repeated(lambda: _grade(task, patch, backend, spec), task.options.reruns)
+    if task.options.timeout is not None:
+        task = replace(task, grading=replace(task.grading, timeout=task.options.timeout))
+    return await repeated(lambda: _proven(task, patch, backend, spec), task.options.reruns)
 
 
-async def _grade(task: Task, patch: Patch | bytes, backend: SandboxBackend, spec: SandboxSpec | None) -> Verdict:
+async def _proven(task: Task, patch: Patch | bytes, backend: SandboxBackend, spec: SandboxSpec | None) -> Verdict:
+    """Grade, and countercheck what earned something."""
+    tests: dict[str, bytes] = {}
+    verdict = await _grade(task, patch, backend, spec, tests)
+    if not verdict.reward or not task.options.countercheck:
+        return verdict
+
+    async def run(other: bytes | None, instead: Mapping[str, bytes]) -> Verdict:
+        return await _grade(task, patch if other is None else other, backend, spec, {}, instead)
+
+    return await counterchecked(task, verdict, tests, run)
+
+
+async def _grade(
+    task: Task,
+    patch: Patch | bytes,
+    backend: SandboxBackend,
+    spec: SandboxSpec | None,
+    tests: dict[str, bytes],
+    instead: Mapping[str, bytes] = MappingProxyType({}),
+) -> Verdict:
+    """One grading. `tests` is told the hidden tests; `instead` are other contents for them."""
     diff = patch.diff if isinstance(patch, Patch) else patch
     evidence: dict[str, Any] = {
         "patch": diff[:_PATCH_SHOWN].decode("utf-8", "backslashreplace"),
@@ -89,12 +115,13 @@ async def _grade(task: Task, patch: Patch | bytes, backend: SandboxBackend, spec
         "patch_omitted": list(patch.omitted) if isinstance(patch, Patch) else [],
     }
     form = _FORMS.get(type(task.grading)) or str(getattr(task.grading, "form", type(task.grading).__name__))
-    evidence["form"] = form
+    evidence["form"], evidence["options"] = form, asdict(task.options)
     verdict: Verdict | None = None
     unexplained: NothingReportedError | None = None
     try:
         grader: Grader = GRADERS.get(form)
         async with opened(task, patch, backend, spec, evidence) as bench:
+            bench.tests, bench.instead = tests, instead
             try:
                 verdict = await grader(bench)
             except NothingReportedError as error:
@@ -124,7 +151,7 @@ async def _compared_with_base(
     """A run that told of no test is the patch's doing if the base without a patch does tell; else it is ungraded."""
     if not diff.strip():
         raise error
-    base = await _grade(task, b"", backend, spec)
+    base = await _grade(task, b"", backend, spec, {})
     evidence["base"] = {"reward": base.reward, "detail": base.detail, "reported": base.evidence.get("reported", 0)}
     if base.reward is None or not base.evidence.get("reported"):
         raise error

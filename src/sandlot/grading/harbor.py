@@ -15,7 +15,7 @@ from sandlot.grading.command import interrupted
 from sandlot.grading.credit import weighted
 from sandlot.grading.names import PASSED
 from sandlot.grading.verdict import Verdict
-from sandlot.grading.witness import Report
+from sandlot.grading.witness import Report, tampering, unreported
 from sandlot.tasks.task import HarborGrading
 
 LOGS = "/logs/verifier"
@@ -45,7 +45,8 @@ async def grade_harbor(bench: Bench) -> Verdict:
     cleared = await bench.sandbox.exec(["/bin/sh", "-c", _CLEAR], user="root", cwd="/", timeout=120)
     if not cleared.ok:
         raise GradingError(f"the place of the reward could not be emptied: {cleared.text()[-500:]}")
-    await bench.sandbox.upload_tar(TESTS, _tar(grading.files), user="root")
+    files = {path: bench.test(path, data) for path, data in grading.files.items()}
+    await bench.sandbox.upload_tar(TESTS, _tar(files), user="root")
     script = f"bash {TESTS}/test.sh 2>&1 | tee {LOGS}/test-stdout.txt"
     report, result = await bench.work(
         "command",
@@ -116,15 +117,8 @@ def contradicted(report: Report, reward: float) -> str:
     """What the pytest sessions of the verifier say against its reward, or nothing."""
     if not report.sessions:
         return ""
-    if report.stray:
-        return "something else wrote to the result channel"
-    if report.broken:
-        return f"the test runner was changed while it ran: {report.broken[0]}"
-    for session, status in report.sessions.items():
-        if status is None:
-            return f"the test session {session} did not finish"
-        if report.collected.get(session, 0) != report.reported.get(session, 0):
-            return f"the test session {session} did not report all of its tests"
+    if found := [*tampering(report), *unreported(report)]:
+        return found[0]
     if report.foreign_skips:
         return f"{report.foreign_skips[0]} was skipped by the code under test"
     if PASSED not in report.tests.values():

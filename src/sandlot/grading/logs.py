@@ -9,7 +9,7 @@ from sandlot.grading.command import interrupted
 from sandlot.grading.credit import verdict_of_tests
 from sandlot.grading.names import PASSED, match, worst
 from sandlot.grading.verdict import Verdict
-from sandlot.grading.witness import Report
+from sandlot.grading.witness import Report, tampering
 from sandlot.sandbox import ExecResult
 
 
@@ -36,13 +36,10 @@ async def verdict_of_log(
                 tests[name] = _seen(name, report)
     if fault := interrupted(report, result, timeout):
         await bench.runner_works(pytest=bool(report.sessions))
-    broken = [session for session, status in report.sessions.items() if status is None]
-    if not parsed and not fault and not broken:
+    elif found := tampering(report):
+        fault = found[0]
+    elif not parsed:
         raise NothingReportedError("the parser found no test result in the log of the tests")
-    if not fault and broken:
-        fault = f"the test session {broken[0]} did not finish"
-    if not fault and report.broken:
-        fault = f"the test runner was changed while it ran: {report.broken[0]}"
     return verdict_of_tests(bench.task.options, tests, fail_to_pass, pass_to_pass, bench.evidence, fault)
 
 

@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 
 from sandlot.grading.bench import Bench, NothingReportedError
 from sandlot.grading.credit import verdict_of_tests
-from sandlot.grading.names import match, required_tests
+from sandlot.grading.names import function_of, match, required_tests
 from sandlot.grading.verdict import Verdict
 from sandlot.grading.witness import doubts, without_controls
 from sandlot.tasks.task import PytestGrading
@@ -81,11 +81,6 @@ async def run_pytest(
     elif found:
         fault = f"the test run cannot be believed: {found[0]}"
     return Ran(without_controls(report, controls), fault)
-
-
-def function_of(name: str) -> str:
-    """The plain function name in a test's full name."""
-    return name.rpartition("::")[2].partition("[")[0].strip()
 
 
 def grading_dir(files: list[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 
 from sandlot.errors import GradingError
@@ -42,6 +43,11 @@ def match(required: Iterable[str], ran: Mapping[str, str]) -> tuple[dict[str, st
             )
         results[name] = worst([by_name[other] for other in meant])
     return results, repairs
+
+
+def function_of(name: str) -> str:
+    """The plain function name in the full name of a test: of pytest (`::`), R2E-Gym (`.`) or unittest (`name (…)`)."""
+    return re.sub(r"[\[\s].*", "", name, flags=re.DOTALL).rpartition("::")[2].rpartition(".")[2]
 
 
 def is_cut(name: str) -> bool:

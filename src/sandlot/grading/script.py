@@ -19,7 +19,7 @@ async def grade_script(bench: Bench) -> Verdict:
     await bench.put_hidden({})
     place = f"/tmp/f2p-{secrets.token_hex(6)}"
     script = f"{place}/test_f2p.py"
-    await bench.sandbox.write_file(script, grading.script.encode(), user="root")
+    await bench.sandbox.write_file(script, bench.test("test_f2p.py", grading.script.encode()), user="root")
     await bench.sandbox.exec(["chmod", "755", place], user="root")
     controls = await bench.put_controls(["."], [])
     report, result = await bench.work("script", controls=controls, timeout=grading.timeout, script=script)

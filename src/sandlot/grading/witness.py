@@ -44,9 +44,10 @@ class Report:
     """One run of the worker, as its channel told it.
 
     `started` is false when the worker did not even come to the code under test: that is nobody's doing but ours.
-    `stray` are bytes on the channel that the worker did not write. `tests` maps test names to results, `errors` files
-    that could not be collected to the reason. `foreign_skips` are tests or files that something outside of their own
-    file made pytest skip; `broken` are functions of the test runner that were changed while it ran.
+    `stray` is what came over the channel from anybody but a test session. `tests` maps test names to results, `errors`
+    files that could not be collected to the reason; `collected` and `reported` are the names of each session's tests.
+    `foreign_skips` are tests or files that something outside of their own file made pytest skip; `broken` are functions
+    of the test runner that were changed while it ran.
     """
 
     started: bool = False
@@ -57,31 +58,30 @@ class Report:
     foreign_skips: list[str] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
     sessions: dict[str, int | None] = field(default_factory=dict)
-    collected: dict[str, int] = field(default_factory=dict)
-    reported: dict[str, int] = field(default_factory=dict)
-    stray: bytes = b""
+    collected: dict[str, set[str]] = field(default_factory=dict)
+    reported: dict[str, set[str]] = field(default_factory=dict)
+    stray: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_report(stdout: bytes, nonce: str) -> Report:
-    """Parse the channel. Only lines that begin with the nonce are events; anything else is stray."""
+    """Parse the channel. Only whole events in lines that begin with the nonce count; anything else is stray."""
     report = Report()
     facts: dict[str, Any] = {"started": False, "ended": None, "versions": {}}
     stray = []
     prefix = nonce.encode() + b" "
-    for line in stdout.split(b"\n"):
-        if not line:
-            continue
-        if not line.startswith(prefix):
-            stray.append(line)
-            continue
+    for line in filter(None, stdout.split(b"\n")):
         try:
+            if not line.startswith(prefix):
+                raise ValueError("no nonce")
             event = json.loads(line[len(prefix) :])
-        except ValueError:
-            stray.append(line)
-            continue
-        _take(report, facts, event)
-    return replace(report, stray=b"\n".join(stray)[:4000], **facts)
+            if event["event"] == "stray":
+                stray.append(str(event["text"]))
+            else:
+                _take(report, facts, event)
+        except (ValueError, TypeError, KeyError, RecursionError):
+            stray.append(line.decode("utf-8", "backslashreplace"))
+    return replace(report, stray="\n".join(stray)[:4000], **facts)
 
 
 def _take(report: Report, facts: dict[str, Any], event: dict[str, Any]) -> None:
@@ -93,13 +93,13 @@ def _take(report: Report, facts: dict[str, Any], event: dict[str, Any]) -> None:
         case "start":
             report.sessions[session] = None
         case "collected":
-            report.collected[session] = len(event["ids"])
+            report.collected[session] = {str(name) for name in event["ids"]}
         case "collect_error":
             report.errors[str(event["id"])] = str(event["text"])
         case "test":
             name = str(event["id"])
             report.tests[name] = worst([str(event["result"]), report.tests.get(name, PASSED)])
-            report.reported[session] = report.reported.get(session, 0) + 1
+            report.reported.setdefault(session, set()).add(name)
             if event["text"]:
                 report.texts[name] = str(event["text"])
         case "broken":
@@ -110,26 +110,18 @@ def _take(report: Report, facts: dict[str, Any], event: dict[str, Any]) -> None:
             report.sessions[session] = int(event["status"])
         case "end":
             facts["ended"] = int(event["status"])
+        case other:
+            raise ValueError(f"no event {other!r}")
 
 
 def doubts(report: Report, result: ExecResult, controls: Iterable[str]) -> list[str]:
     """Reasons not to believe a run: each is something that an honest run cannot show. `controls` are the files of
     control tests, whose results are taken out of the report here."""
-    found = []
-    if report.stray:
-        found.append("something else wrote to the result channel")
-    if report.broken:
-        found.append(f"the test runner was changed while it ran: {report.broken[0]}")
+    found = [*tampering(report), *unreported(report)]
     if report.ended is None:
         found.append("the run ended before the test runner did")
     elif result.exit_code != report.ended:
         found.append(f"the runner ended with status {report.ended}, but its process with {result.exit_code}")
-    for session, status in report.sessions.items():
-        if status is None:
-            found.append(f"the test session {session} did not finish")
-        elif report.collected.get(session, 0) != report.reported.get(session, 0):
-            found.append(f"the session {session} collected {report.collected.get(session, 0)} tests, "
-                         f"but {report.reported.get(session, 0)} reported")  # fmt: skip
     for file in controls:
         mine = {name: outcome for name, outcome in report.tests.items() if _is_in(name, file)}
         for control, must_pass in CONTROL_TESTS.items():
@@ -139,6 +131,31 @@ def doubts(report: Report, result: ExecResult, controls: Iterable[str]) -> list[
             if outcome not in (FAILED, ERROR) and not name.endswith(f"_{_CONTROL}_holds"):
                 found.append(f"the control test {name!r}, which must fail, is reported as {outcome}")
     return list(dict.fromkeys(found))
+
+
+def tampering(report: Report) -> list[str]:
+    """What speaks against the channel, the test runner and the sessions: each must have come to its end, and told of
+    nothing but what it collected."""
+    found = []
+    if report.stray:
+        found.append(f"something else wrote to the result channel: {report.stray[:200]}")
+    if report.broken:
+        found.append(f"the test runner was changed while it ran: {report.broken[0]}")
+    for session, status in report.sessions.items():
+        if status is None:
+            found.append(f"the test session {session} did not finish")
+        elif session in report.collected and (more := report.reported.get(session, set()) - report.collected[session]):
+            found.append(f"the test session {session} reported {min(more)}, which it did not collect")
+    return found
+
+
+def unreported(report: Report) -> list[str]:
+    """The sessions that collected tests and did not report them all. An honest one may, by its own settings (`-x`)."""
+    return [
+        f"the test session {session} did not report {min(left)}, which it collected"
+        for session, status in report.sessions.items()
+        if status is not None and (left := report.collected.get(session, set()) - report.reported.get(session, set()))
+    ]
 
 
 def without_controls(report: Report, controls: Iterable[str]) -> dict[str, str]:

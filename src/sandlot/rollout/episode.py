@@ -242,8 +242,7 @@ class EpisodeRunner:
         )
 
     def _limits(self) -> Limits:
-        bounds = self.config.sandbox_limits
-        return replace(Limits(), memory=bounds.memory, processes=bounds.processes, cpu=bounds.cpu, disk=bounds.disk)
+        return self.config.sandbox_limits.over(Limits())
 
     def _session_limits(self, task: Task) -> SessionLimits:
         ours, theirs = self.config.limits, task.limits

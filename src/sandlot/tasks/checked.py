@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -41,18 +42,27 @@ def inside(root: Path, relative: str, field: str, where: str) -> Path:
 
 def checked_options(value: Mapping[str, Any]) -> GradingOptions:
     """Grading options from an object; `ValueError` with the reason for what is none."""
-    if unknown := sorted(set(value) - {"credit", "reruns", "weights"}):
-        raise ValueError(f"{unknown[0]!r} is no option; there are credit, reruns and weights")
+    known = [option.name for option in fields(GradingOptions)]
+    if unknown := sorted(set(value) - set(known)):
+        raise ValueError(f"{unknown[0]!r} is no option; there are {', '.join(known)}")
     if value.get("credit", "all") not in ("all", "fraction"):
         raise ValueError("credit must be 'all' or 'fraction'")
     reruns = value.get("reruns", 0)
     if isinstance(reruns, bool) or not isinstance(reruns, int) or not 0 <= reruns <= 10:
         raise ValueError("reruns must be a whole number from 0 to 10")
     weights = value.get("weights") or {}
-    if not isinstance(weights, Mapping) or not all(
-        isinstance(w, int | float) and not isinstance(w, bool) and 0 <= w < float("inf") for w in weights.values()
-    ):
+    if not isinstance(weights, Mapping) or not all(_is_number(w) and 0 <= w < float("inf") for w in weights.values()):
         raise ValueError("weights must map names to numbers that are not negative")
     if weights and not sum(weights.values()) > 0:
         raise ValueError("the weights must not all be 0")
-    return GradingOptions(value.get("credit", "all"), reruns, dict(weights))
+    timeout = value.get("timeout")
+    if timeout is not None and not (_is_number(timeout) and 0 < timeout < float("inf")):
+        raise ValueError("timeout must be a number of seconds above 0")
+    countercheck = value.get("countercheck", True)
+    if not isinstance(countercheck, bool):
+        raise ValueError("countercheck must be true or false")
+    return GradingOptions(value.get("credit", "all"), reruns, dict(weights), timeout, countercheck)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -135,11 +135,15 @@ class GradingOptions:
     `credit`: `all` gives 1 only when every required test passed; `fraction` gives the share of `fail_to_pass` that
     passed, and 0 when a test of `pass_to_pass` did not. `reruns`: how often an unsolved verdict is graded again; what
     most of the runs say counts. `weights`: of a verifier's several rewards by name; their weighted mean counts.
+    `timeout`: seconds that the tests may take, in the place of the task's own. `countercheck`: whether what earns
+    something is graded once more with the tests' assertions inverted, where it must earn nothing.
     """
 
     credit: Literal["all", "fraction"] = "all"
     reruns: int = 0
     weights: Mapping[str, float] = field(default_factory=dict)
+    timeout: float | None = None
+    countercheck: bool = True
 
 
 @dataclass(frozen=True)

@@ -1,147 +1,207 @@
-"""Runs tests inside the sandbox and reports over its own stdout, which the code under test does not get.
+"""Runs the tests of one grading and tells of them on its own stdout, which they never hold.
 
-Started as `python3 -I run.py` with one JSON document as its stdin. Nothing of the workdir is importable before pytest
-and the witness are, so nothing there can take their place. It ends without running exit handlers.
+Started as `python3 -I -S run.py`, as root where the sandbox has two users, with one JSON document as its stdin. What it
+starts belongs to the tests' user, who can neither signal nor trace this process, nor read its memory. Test sessions
+connect to a socket and tell their events there; only this process knows the nonce that a told event carries, and only
+it sees how the tests' process ended.
 """
 
 from __future__ import annotations
 
-import importlib
+import ctypes
 import json
 import os
-import runpy
+import pwd
+import secrets
+import selectors
+import signal
+import socket
+import struct
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+_PR_SET_DUMPABLE = 4
+_LINE = 1 << 20
 
 
-def channel_fd() -> int:
-    """The process's stdout, moved out of reach: descriptor 1 is stderr from now on, descriptor 0 is empty."""
-    fd = os.dup(1)
-    os.dup2(2, 1)
-    empty = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(empty, 0)
-    os.close(empty)
-    return fd
+class Teller:
+    """Our stdout: lines `nonce json`. Descriptor 1 is stderr from here on."""
+
+    def __init__(self, nonce: str) -> None:
+        self._fd, self._nonce = os.dup(1), nonce
+        os.dup2(2, 1)
+
+    def tell(self, **event: Any) -> None:
+        data = ("\n" + self._nonce + " " + json.dumps(event) + "\n").encode("utf-8", "replace")
+        while data:
+            data = data[os.write(self._fd, data) :]
 
 
-def import_pytest(libraries: list[str]) -> tuple[Any, Any]:
-    """Import pytest from `libraries`, or from the environment, before anything of the workdir can be imported."""
-    sys.path[:0] = [HERE, *libraries]
-    import pytest
+class Talk:
+    """One connection of a test session. Lines without its token are nobody's events."""
 
-    sandlot_witness = importlib.import_module("sandlot_witness")
+    def __init__(self, connection: socket.socket, name: str, teller: Teller) -> None:
+        self.connection, self._name, self._teller = connection, name, teller
+        self._token, self._rest = secrets.token_hex(16), b""
+        connection.sendall(self._token.encode() + b"\n")
+        connection.setblocking(False)
 
-    sys.path.remove(HERE)
-    for path in libraries:
-        sys.path.remove(path)
-        sys.path.append(path)
-    # A task may be about one of the libraries that pytest uses: let it be imported from the workdir.
-    for name in list(sys.modules):
-        if name.partition(".")[0] in ("iniconfig", "packaging", "pygments"):
-            file = getattr(sys.modules[name], "__file__", None) or ""
-            if any(file.startswith(path) for path in libraries):
-                del sys.modules[name]
-    return pytest, sandlot_witness
+    def hear(self) -> bool:
+        """Pass on what was said; whether more may come."""
+        while True:
+            try:
+                data = self.connection.recv(1 << 16)
+            except BlockingIOError:
+                return True
+            except OSError:
+                data = b""
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            for line in filter(None, lines):
+                self._pass_on(line)
+            if not data or len(self._rest) > _LINE:
+                if self._rest:
+                    self._teller.tell(event="stray", text="an unfinished line")
+                return False
 
-
-def selector(names: list[str] | None, controls: set[str]) -> Callable[[list[str]], list[str]]:
-    """Keep the required tests (all, where none are named), in their order, between the control tests."""
-
-    def keep(ids: list[str]) -> list[str]:
-        mine = [name for name in ids if name.partition("::")[0] in controls]
-        wanted = [name for name in ids if names is None or name in required or any(is_cut(r, name) for r in required)]
-        half = len(mine) // 2
-        return mine[:half] + [name for name in wanted if name not in mine] + mine[half:]
-
-    def is_cut(short: str, name: str) -> bool:
-        short = short.rstrip()
-        return "[" in short and not short.endswith("]") and name.startswith(short)
-
-    required = {name.rstrip() for name in names or ()}
-    return keep
-
-
-def options(task: dict[str, Any]) -> list[str]:
-    return [
-        "--rootdir", task["workdir"], "-p", "no:cacheprovider", "--color=no", "--tb=short", "--maxfail=0", "-rN",
-        "--continue-on-collection-errors",
-    ]  # fmt: skip
+    def _pass_on(self, line: bytes) -> None:
+        token, _, told = line.partition(b" ")
+        try:
+            if token.decode() != self._token:
+                raise ValueError("wrong token")
+            event = json.loads(told)
+            if event["event"] in ("end", "stray"):
+                raise ValueError("not a session's to tell")
+            self._teller.tell(**{**event, "session": self._name + "/" + str(event["session"])})
+        except (ValueError, TypeError, KeyError):
+            self._teller.tell(event="stray", text=line[:200].decode("utf-8", "backslashreplace"))
 
 
-def run_named(task: dict[str, Any], channel: Any, pytest: Any, witness: Any) -> int:
-    """The required tests and the control tests in one session."""
-    plugin = witness.Witness(channel, "main", selector(task["required"], set(task["controls"])), task["workdir"])
-    files = [name for name in task["files"] if os.path.exists(name)]
-    return int(pytest.main(options(task) + files, plugins=[plugin]))
+class Door:
+    """The socket that test sessions connect to. A process may have one session, and what it starts none."""
+
+    def __init__(self, teller: Teller) -> None:
+        self.address = "sandlot-" + secrets.token_hex(8)
+        self._teller = teller
+        self._seen: set[int] = set()
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind("\0" + self.address)
+        self._listener.listen(16)
+        self._listener.setblocking(False)
+        wake, woken = socket.socketpair()
+        for end in (wake, woken):
+            end.setblocking(False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(woken.fileno())
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(wake, selectors.EVENT_READ)
+        self._wake, self._woken = wake, woken
+
+    def attend(self, child: subprocess.Popen[bytes]) -> int:
+        """Hear the sessions until the child has ended; its exit status as `Popen` has it."""
+        while child.poll() is None:
+            for key, _ in self._selector.select():
+                self._serve(key, child.pid)
+        for key in list(self._selector.get_map().values()):  # what was said before the end
+            self._serve(key, child.pid)
+        return int(child.returncode)
+
+    def _serve(self, key: selectors.SelectorKey, root: int) -> None:
+        if key.fileobj is self._listener:
+            with suppress(BlockingIOError):
+                while True:
+                    self._admit(self._listener.accept()[0], root)
+        elif key.fileobj is self._wake:
+            with suppress(BlockingIOError):
+                self._wake.recv(4096)
+        elif not key.data.hear():
+            self._selector.unregister(key.fileobj)
+            key.data.connection.close()
+
+    def _admit(self, connection: socket.socket, root: int) -> None:
+        pid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+        line = [pid]
+        while line[-1] not in (root, 0):
+            line.append(parent_of(line[-1]))
+        if line[-1] != root or self._seen.intersection(line):
+            self._teller.tell(event="stray", text="a process that is no test session of the command connected")
+            connection.close()
+            return
+        self._seen.add(pid)
+        talk = Talk(connection, str(len(self._seen)), self._teller)
+        self._selector.register(connection, selectors.EVENT_READ, talk)
 
 
-def run_script(task: dict[str, Any], channel: Any, pytest: Any, witness: Any) -> int:
-    """A script that calls `pytest.main` by itself, then the control tests in the same process."""
-    own_main = pytest.main
-    sessions: list[int] = []
-
-    def main(args: Any = None, plugins: Any = None) -> Any:
-        sessions.append(len(sessions))
-        plugin = witness.Witness(channel, f"main-{len(sessions)}")
-        return own_main(args, [*(plugins or []), plugin])
-
-    pytest.main = main
-    sys.path.insert(0, task["workdir"])
-    sys.argv = [task["script"]]
-    status = 0
+def parent_of(pid: int) -> int:
     try:
-        runpy.run_path(task["script"], run_name="__main__")
-    except SystemExit as end:
-        status = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:
-        traceback.print_exc()
-        status = 1
-    plugin = witness.Witness(channel, "controls")
-    controls = [os.path.join(task["workdir"], name) for name in task["controls"]]
-    own_main(options(task) + controls, plugins=[plugin])
-    return int(status)
+        with open("/proc/%d/stat" % pid, "rb") as file:  # noqa: UP031
+            return int(file.read().rpartition(b")")[2].split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
-def run_command(task: dict[str, Any], nonce: str, fd: int) -> int:
-    """A shell command; every pytest that it starts finds the witness in its environment."""
+def close_up() -> None:
+    """Let nobody trace this process, read its memory or open its descriptors by name."""
+    with suppress(Exception):
+        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+    for fd in (0, 1):  # where a sandbox keeps them as files
+        with suppress(OSError):
+            os.fchmod(fd, 0o600)
+
+
+def become(user: str) -> tuple[dict[str, str], Any]:
+    """The environment of the tests' user, and what their process calls first to be that user."""
     environment = dict(os.environ)
+    if os.geteuid() != 0 or user == "root":
+        return environment, None
+    entry = pwd.getpwnam(user)
+
+    def drop() -> None:
+        os.setgroups([])
+        os.setresgid(entry.pw_gid, entry.pw_gid, entry.pw_gid)
+        os.setresuid(entry.pw_uid, entry.pw_uid, entry.pw_uid)
+
+    return {**environment, "HOME": entry.pw_dir, "USER": user}, drop
+
+
+def command_of(task: dict[str, Any], environment: dict[str, str], address: str) -> tuple[list[str], bytes]:
+    """What to start, and its stdin. Every pytest of a shell command finds the witness in its environment."""
+    if task["mode"] != "command":
+        return [sys.executable, "-I", os.path.join(HERE, "session.py")], json.dumps(
+            {**task, "address": address}
+        ).encode()
     old = environment.get("PYTHONPATH")
     environment["PYTHONPATH"] = os.pathsep.join([HERE, *([old] if old else [])])
     environment["PYTEST_ADDOPTS"] = "-p sandlot_witness -p no:cacheprovider"
-    environment["SANDLOT_WITNESS"] = f"{fd} {nonce}"
-    # What the command prints is its log; only the channel goes to our stdout.
-    return subprocess.call(
-        task["argv"], stdin=subprocess.DEVNULL, env=environment, cwd=task["workdir"], pass_fds=(fd,)
-    )  # fmt: skip
-
-
-def told(fd: int, nonce: str, event: dict[str, Any]) -> None:
-    os.write(fd, f"\n{nonce} {json.dumps(event)}\n".encode())
+    environment["SANDLOT_WITNESS"] = address
+    return list(task["argv"]), b""
 
 
 def main() -> int:
+    close_up()
     task = json.loads(sys.stdin.buffer.read())
-    nonce = task.pop("nonce")
-    fd = channel_fd()
-    os.chdir(task["workdir"])
+    teller = Teller(task.pop("nonce"))
+    door = Door(teller)
+    environment, drop = become(task.pop("user"))
+    argv, given = command_of(task, environment, door.address)
+    child = subprocess.Popen(
+        argv, stdin=subprocess.PIPE, env=environment, cwd=task["workdir"], preexec_fn=drop, close_fds=True
+    )
+    assert child.stdin is not None
+    with suppress(BrokenPipeError):
+        child.stdin.write(given)
+        child.stdin.close()
     if task["mode"] == "command":
-        told(fd, nonce, {"event": "hello", "python": sys.version, "pytest": ""})
-        status = run_command(task, nonce, fd)
-        status = status if status >= 0 else 128 - status
-        told(fd, nonce, {"event": "end", "status": status})
-        return status
-    pytest, witness = import_pytest(task["libraries"])
-    channel = witness.Channel(fd, nonce)
-    del nonce
-    channel.send(event="hello", python=sys.version, pytest=pytest.__version__)
-    status = {"pytest": run_named, "script": run_script}[task["mode"]](task, channel, pytest, witness)
-    channel.send(event="end", status=status)
-    return status
+        teller.tell(event="hello", python=sys.version, pytest="")
+    status = door.attend(child)
+    code = status if status >= 0 else 128 - status
+    if status >= 0 or task["mode"] == "command":  # a test runner that was killed came to no end
+        teller.tell(event="end", status=code)
+    return code
 
 
 status = 70

@@ -1,17 +1,18 @@
-"""What pytest really did, told line by line over a channel that the code under test was not given.
+"""What pytest really did, told event by event over a channel that the code under test was not given.
 
 Runs inside the sandbox, under the image's interpreter, so it needs nothing but pytest. As a plugin loaded with
-`-p sandlot_witness` it takes its channel from the environment and removes it there; `run.py` uses the class directly.
+`-p sandlot_witness` it takes its channel from the environment and removes it there; `session.py` uses the class.
 
-Code under test shares a process with its tests, so code written against this very file could still find the channel
-in memory. The control tests, the checks of what was reported and the look at the files afterwards make that hard; code
-that needs none of it (an object that equals everything, say) is beyond any test runner.
+Code under test shares a process with its tests, so code written against this very file can find the channel in memory
+and tell what it likes. The control tests and the checks of what was reported make that hard; a grading of the same
+patch with inverted tests, which must fail, makes it show.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -24,19 +25,26 @@ _TEXT = 4000
 
 
 class Channel:
-    """Writes lines `nonce json` to a descriptor that programs started from here do not inherit."""
+    """Tells events to `run.py` over a socket, in lines that carry the token it was greeted with."""
 
-    def __init__(self, fd: int, nonce: str) -> None:
-        self._fd, self._nonce, self._pid = fd, nonce, os.getpid()
-        self._write, self._dumps, self._getpid = os.write, json.dumps, os.getpid
-        os.set_inheritable(fd, False)
+    def __init__(self, address: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.connect("\0" + address)
+        try:
+            self._token = self._socket.makefile("rb").readline().decode().strip()
+        except OSError:
+            self._token = ""
+        self._pid = os.getpid()
+        self._write, self._dumps, self._getpid = self._socket.sendall, json.dumps, os.getpid
+
+    @property
+    def open(self) -> bool:
+        """Whether we were let in."""
+        return bool(self._token)
 
     def send(self, **event: Any) -> None:
-        if self._getpid() != self._pid:
-            return
-        data = ("\n" + self._nonce + " " + self._dumps(event) + "\n").encode("utf-8", "replace")
-        while data:
-            data = data[self._write(self._fd, data) :]
+        if self._getpid() == self._pid:
+            self._write((self._token + " " + self._dumps(event) + "\n").encode("utf-8", "replace"))
 
 
 class Seal:
@@ -114,6 +122,7 @@ class Witness:
         self._channel, self._session, self._keep, self._path = channel, session, keep, path
         self._phases: dict[str, dict[str, Any]] = {}
         self._raised: set[str] = set()
+        self._xfails: set[str] = set()
         self._seal: Seal | None = None
         self._codes: dict[pytest.Item, Any] = {}
 
@@ -168,6 +177,12 @@ class Witness:
         if outcome.excinfo is not None:
             self._raised.add(pyfuncitem.nodeid)
 
+    @pytest.hookimpl(hookwrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+        if call.excinfo is not None and isinstance(call.excinfo.value, pytest.xfail.Exception):
+            self._xfails.add(item.nodeid)
+        yield
+
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         phases = self._phases.setdefault(report.nodeid, {})
@@ -179,9 +194,13 @@ class Witness:
         failing = [str(p.longrepr) for p in phases.values() if p.longrepr is not None and not p.passed]
         duration = sum(p.duration for p in phases.values())
         self.send("test", id=report.nodeid, result=result, duration=duration, text="\n".join(failing)[-_TEXT:])
-        if any(p.skipped and _from_elsewhere(p) for p in phases.values()):
+        if any(p.skipped and self._was_asked(p) and _from_elsewhere(p) for p in phases.values()):
             self.send("foreign_skip", id=report.nodeid)
         self._phases[report.nodeid] = {}
+
+    def _was_asked(self, report: pytest.TestReport) -> bool:
+        """Whether a call made this skip or expected failure, and not a mark of the test."""
+        return not hasattr(report, "wasxfail") or report.nodeid in self._xfails
 
     def _result(self, name: str, phases: dict[str, Any]) -> str:
         setup, call, teardown = (phases.get(when) for when in ("setup", "call", "teardown"))
@@ -208,10 +227,7 @@ def _code_of(item: pytest.Item) -> Any:
 
 
 def _from_elsewhere(report: Any) -> bool:
-    """Whether a skip (or a called xfail) was raised outside of the test's own file: by the code under test, that is."""
-    reason: str | None = getattr(report, "wasxfail", None)
-    if reason is not None and not reason.startswith("reason: "):
-        return False
+    """Whether a skip was raised outside of the test's own file: by the code under test, that is."""
     place: Any = report.longrepr
     path = place[0] if isinstance(place, tuple) else getattr(getattr(place, "reprcrash", None), "path", "")
     file: str = report.nodeid.partition("::")[0]
@@ -219,8 +235,9 @@ def _from_elsewhere(report: Any) -> bool:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Loaded by name: the channel is `fd nonce` in the environment."""
-    given = os.environ.pop(CHANNEL, "")
-    if given:
-        fd, _, nonce = given.partition(" ")
-        config.pluginmanager.register(Witness(Channel(int(fd), nonce), nonce[:8] + str(os.getpid())))
+    """Loaded by name: the address of the channel is in the environment."""
+    address = os.environ.pop(CHANNEL, "")
+    if address:
+        channel = Channel(address)
+        if channel.open:
+            config.pluginmanager.register(Witness(channel, "pytest"))
