@@ -1,15 +1,8 @@
-"""`sandlot gateway` as a process of its own: official SDKs on the agents' side, HTTP on the control side."""
+"""`sandlot gateway` as processes of its own: official SDKs on the agents' side, HTTP on the control side."""
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -19,51 +12,18 @@ import pytest
 
 from sandlot.rollout.proof import audit_run
 from sandlot.trajectory.rundir import RunDir
+from support.gateway_process import Served, gateway_process
 from support.rig import BASH
 from support.toy_model import make_toy_model
 
 SAID = "The work is done."
 
 
-@dataclass
-class Served:
-    base_url: str
-    control_url: str
-    admin_key: str
-    run: Path
-
-    def control(self, method: str, path: str, body: Any = None, key: str | None = None) -> httpx.Response:
-        headers = {"Authorization": f"Bearer {self.admin_key if key is None else key}"}
-        return httpx.request(method, f"{self.control_url}{path}", json=body, headers=headers, timeout=30)
-
-    def open(self, **body: Any) -> tuple[str, str]:
-        opened = self.control("POST", "/control/sessions", body).json()
-        assert opened["base_url"] == self.base_url
-        return opened["session_id"], opened["api_key"]
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+@pytest.fixture(scope="module", params=[1, 2], ids=["one process", "two workers"])
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     scratch = tmp_path_factory.mktemp("gateway")
-    model = make_toy_model(scratch / "toy")
-    command = [sys.executable, "-m", "sandlot.cli", "gateway", "--engine", "scripted", "--model", str(model)]
-    command += ["--port", "0", "--control-port", "0", "--out", str(scratch / "run"), "--json"]
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=(scratch / "log").open("wb"),
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    )
-    assert process.stdout is not None
-    text = b""
-    while not text.rstrip().endswith(b"}"):
-        line = process.stdout.readline()
-        assert line, (scratch / "log").read_text()
-        text += line
-    told = json.loads(text)
-    yield Served(told["base_url"], told["control_url"], told["admin_key"], scratch / "run")
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 0
+    with gateway_process(scratch, make_toy_model(scratch / "toy"), workers=request.param) as served:
+        yield served
 
 
 def test_the_anthropic_sdk_streaming_and_not_with_exact_token_counts(served: Served) -> None:

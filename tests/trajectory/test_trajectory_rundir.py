@@ -326,3 +326,22 @@ def test_episodes_with_odd_ids_are_found_again(tmp_path: Path, episode: str) -> 
         for path in (run.patch_path(episode), run.log_path(episode, "agent")):
             assert path.resolve().parent.parent == (tmp_path / "r").resolve()
     assert [p.name for p in tmp_path.iterdir()] == ["r"]
+
+
+def test_processes_that_join_a_run_write_beside_each_other(tmp_path: Path) -> None:
+    with RunDir.create_or_continue(tmp_path / "run", CONFIG) as run:
+        assert run.lock is not None
+        first, second = (RunDir.join(run.path, os.dup(run.lock)) for _ in range(2))
+        for joined, name in ((first, "a"), (second, "b"), (first, "c")):
+            play(joined, name, session(0).turns, SealedRecord(reward=1.0))
+            joined.complete(name)
+            with (run.path / "results.jsonl").open("ab") as file:
+                file.write(b'{"episode_id": "half of a li')  # whoever is killed at it must not spoil the next line
+        with pytest.raises(JournalError, match="is over"):
+            second.begin(header("a"))
+    with pytest.raises(ConfigError, match="is being written"):
+        RunDir.create_or_continue(tmp_path / "run", CONFIG)
+    first.close()
+    second.close()
+    with RunDir.create_or_continue(tmp_path / "run", CONFIG) as run:
+        assert [row["episode_id"] for row in run.results()] == ["a", "b", "c"]

@@ -22,6 +22,7 @@ def command(
     control_port: Annotated[int, typer.Option(help="Port of the control side; 0 picks one.")] = 8401,
     base_url: Annotated[str, typer.Option(help="How agents reach this gateway, when not by host and port.")] = "",
     out: Annotated[Path | None, typer.Option(help="Run directory for journals and samples.")] = None,
+    workers: Annotated[int, typer.Option(min=1, max=256, help="Processes that serve; a session stays at one.")] = 1,
     temperature: Annotated[float | None, typer.Option(help="Sampling temperature; default 1.")] = None,
     served_model: Annotated[str | None, typer.Option(help="Model name at the engine.")] = None,
     as_json: JsonFlag = False,
@@ -29,7 +30,7 @@ def command(
     """Serve agents and their control side until interrupted. The admin key is $SANDLOT_ADMIN_KEY, or a new one."""
     from sandlot.config import load_config
     from sandlot.gateway.process import serve
-    from sandlot.rollout.serve import serve_gateway
+    from sandlot.rollout.serve import Places, serve_gateway
 
     flags = {
         "engine": engine,
@@ -57,10 +58,9 @@ def command(
         serve_gateway(
             config,
             admin_key=admin_key,
-            agents=(host, port),
-            control=(control_host, control_port),
-            base_url=base_url,
+            places=Places((host, port), (control_host, control_port), base_url),
             out=out,
+            workers=workers,
             ready=ready,
             say=lambda text: console.print(text, style="dim"),
         )

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
+from sandlot.errors import ConfigError
 from sandlot.gateway.wire import WireError
+
+
+def check_room(session_id: str, sessions: Collection[str], limit: int) -> None:
+    """Raise `ConfigError` when a session of that id, or one more at all, cannot be opened."""
+    if session_id in sessions:
+        raise ConfigError(f"a session called {session_id!r} exists already; finish and delete it, or choose another id")
+    if len(sessions) >= limit:
+        raise ConfigError(f"the gateway has {limit} sessions open; finish and delete some first")
 
 
 class Budget:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import hmac
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import msgspec
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sandlot.engine.base import SamplingParams
-from sandlot.errors import AuditError, ConfigError
+from sandlot.errors import AuditError, ConfigError, JournalError
 from sandlot.gateway.limits import SessionLimits
 from sandlot.trajectory.store import to_json
 
@@ -44,7 +44,9 @@ class _Limits(_Strict):
     body_bytes: int | None = Field(None, gt=0)
 
 
-class _Open(_Strict):
+class OpenBody(_Strict):
+    """What a session is opened with."""
+
     session_id: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
     sampling: _Sampling | None = None
     max_context_tokens: int | None = Field(None, gt=0)
@@ -58,17 +60,45 @@ class _Finish(_Strict):
     metadata: dict[str, Any] = {}
 
 
-class _Pause(_Strict):
+class PauseBody(_Strict):
+    """How engine calls are held back."""
+
     mode: Literal["drain", "abort"] = "drain"
 
 
-class _Resume(_Strict):
+class ResumeBody(_Strict):
+    """Which weights are in force from now on."""
+
     weight_version: str | None = None
 
 
+class Control(Protocol):
+    """What answers the control side."""
+
+    async def open(self, request: web.Request) -> web.StreamResponse: ...
+
+    async def state(self, request: web.Request) -> web.StreamResponse: ...
+
+    async def finish(self, request: web.Request) -> web.StreamResponse: ...
+
+    async def delete(self, request: web.Request) -> web.StreamResponse: ...
+
+    async def pause(self, request: web.Request) -> web.StreamResponse: ...
+
+    async def resume(self, request: web.Request) -> web.StreamResponse: ...
+
+    async def health(self, request: web.Request) -> web.StreamResponse: ...
+
+    async def metrics(self, request: web.Request) -> web.StreamResponse: ...
+
+
 def control_app(gateway: Gateway, admin_key: str, base_url: str) -> web.Application:
-    """The control application. `base_url` is where agents reach the gateway."""
-    control = _Control(gateway, base_url)
+    """The control application of one gateway. `base_url` is where agents reach it."""
+    return control_routes(_Control(gateway, base_url), admin_key)
+
+
+def control_routes(control: Control, admin_key: str) -> web.Application:
+    """The control application over whatever answers it."""
     app = web.Application(middlewares=[_errors, _authorized(admin_key)])
     app.router.add_post("/control/sessions", control.open)
     app.router.add_get("/control/sessions/{id}", control.state)
@@ -87,7 +117,7 @@ class _Control:
         self._base_url = base_url
 
     async def open(self, request: web.Request) -> web.StreamResponse:
-        body = await _body(request, _Open)
+        body = await body_of(request, OpenBody)
         opened = self._gateway.open(
             body.session_id,
             sampling=SamplingParams(**body.sampling.model_dump()) if body.sampling else None,
@@ -96,38 +126,38 @@ class _Control:
             metadata=body.metadata,
         )
         answer = {"session_id": opened.session.id, "api_key": opened.api_key, "base_url": self._base_url}
-        return _json(answer, status=201)
+        return json_answer(answer, status=201)
 
     async def state(self, request: web.Request) -> web.StreamResponse:
-        return _json(session_state(self._gateway.session(request.match_info["id"])))
+        return json_answer(session_state(self._gateway.session(request.match_info["id"])))
 
     async def finish(self, request: web.Request) -> web.StreamResponse:
-        body = await _body(request, _Finish)
+        body = await body_of(request, _Finish)
         finished = await self._gateway.finish(
             request.match_info["id"], reward=body.reward, group_id=body.group_id, metadata=body.metadata
         )
         samples = [to_json(sample) for sample in finished.samples]
-        return _json({"samples": samples, "audit": asdict(finished.report)})
+        return json_answer({"samples": samples, "audit": asdict(finished.report)})
 
     async def delete(self, request: web.Request) -> web.StreamResponse:
         await self._gateway.delete(request.match_info["id"])
         return web.Response(status=204)
 
     async def pause(self, request: web.Request) -> web.StreamResponse:
-        body = await _body(request, _Pause)
+        body = await body_of(request, PauseBody)
         await self._gateway.pause(body.mode)
-        return _json({"paused": True})
+        return json_answer({"paused": True})
 
     async def resume(self, request: web.Request) -> web.StreamResponse:
-        body = await _body(request, _Resume)
+        body = await body_of(request, ResumeBody)
         self._gateway.resume(body.weight_version)
-        return _json({"paused": False, "weight_version": self._gateway.weight_version})
+        return json_answer({"paused": False, "weight_version": self._gateway.weight_version})
 
     async def health(self, request: web.Request) -> web.StreamResponse:
-        return _json({"status": "ok", "sessions": len(self._gateway.sessions), "paused": self._gateway.paused})
+        return json_answer({"status": "ok", "sessions": len(self._gateway.sessions), "paused": self._gateway.paused})
 
     async def metrics(self, request: web.Request) -> web.StreamResponse:
-        return web.Response(body=self._gateway.metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4"})
+        return prometheus(self._gateway.metrics.text())
 
 
 def session_state(session: Session) -> dict[str, Any]:
@@ -156,7 +186,7 @@ def _authorized(admin_key: str) -> Any:
         if request.path != "/healthz":
             given = request.headers.get("Authorization", "")
             if not hmac.compare_digest(given.encode(), f"Bearer {admin_key}".encode()):
-                return _json({"error": "the control side needs its admin key as a bearer token"}, status=401)
+                return json_answer({"error": "the control side needs its admin key as a bearer token"}, status=401)
         return await handler(request)
 
     return check
@@ -167,21 +197,30 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
     except ConfigError as error:
-        return _json({"error": str(error)}, status=404 if "there is no session" in str(error) else 409)
+        return json_answer({"error": str(error)}, status=404 if "there is no session" in str(error) else 409)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "body"
-        return _json({"error": f"{where}: {first['msg']}"}, status=400)
+        return json_answer({"error": f"{where}: {first['msg']}"}, status=400)
     except msgspec.DecodeError as error:
-        return _json({"error": f"the body is no JSON: {error}"}, status=400)
+        return json_answer({"error": f"the body is no JSON: {error}"}, status=400)
+    except JournalError as error:
+        return json_answer({"error": str(error)}, status=409)
     except AuditError as error:
-        return _json({"error": str(error)}, status=500)
+        return json_answer({"error": str(error)}, status=500)
 
 
-async def _body(request: web.Request, model: type[T]) -> T:
+async def body_of(request: web.Request, model: type[T]) -> T:
+    """The JSON body of a request; an empty one has every default."""
     raw = await request.read()
     return model.model_validate(msgspec.json.decode(raw) if raw.strip() else {})
 
 
-def _json(value: Any, status: int = 200) -> web.Response:
+def prometheus(text: bytes) -> web.Response:
+    """An answer to a scrape."""
+    return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4"})
+
+
+def json_answer(value: Any, status: int = 200) -> web.Response:
+    """A JSON answer."""
     return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")

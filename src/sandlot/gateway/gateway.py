@@ -8,7 +8,7 @@ import functools
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,11 +18,12 @@ from aiohttp import web
 from sandlot.engine.base import SamplingParams
 from sandlot.engine.resumable import PauseMode, ResumableEngine
 from sandlot.errors import ConfigError
-from sandlot.gateway.admission import Budget
+from sandlot.gateway.admission import Budget, check_room
 from sandlot.gateway.call import Policy, Recorder
+from sandlot.gateway.keys import key_digest, new_key
 from sandlot.gateway.limits import GatewayLimits, SessionLimits
 from sandlot.gateway.metrics import Metrics
-from sandlot.gateway.server import agent_app, key_digest
+from sandlot.gateway.server import agent_app
 from sandlot.gateway.session import Session
 from sandlot.trajectory.audit import AuditReport, audit
 from sandlot.trajectory.sample import Sample
@@ -62,7 +63,11 @@ class NoRecorder:
 
 
 class Gateway:
-    """Serves agents on any number of sockets. One event loop; use as an async context manager."""
+    """Serves agents on any number of sockets. One event loop; use as an async context manager.
+
+    `worker` is its number where it is one of several processes, `lost` the digests of keys whose sessions an earlier
+    process of that number took with it.
+    """
 
     def __init__(
         self,
@@ -71,11 +76,15 @@ class Gateway:
         limits: GatewayLimits | None = None,
         session_limits: SessionLimits | None = None,
         recorder: RecorderFactory | None = None,
+        worker: int | None = None,
+        lost: Collection[bytes] = (),
     ) -> None:
         self._engine = ResumableEngine(policy.engine)
         self.policy = replace(policy, engine=self._engine)
         self.limits = limits or GatewayLimits()
         self.session_limits = session_limits or SessionLimits()
+        self.worker = worker
+        self.lost = frozenset(lost)
         self.started = time.time()
         self.metrics = Metrics(self)
         self.sessions: dict[str, Session] = {}
@@ -106,12 +115,7 @@ class Gateway:
         Raises `ConfigError` when the id is taken or the gateway is full.
         """
         session_id = session_id or secrets.token_hex(12)
-        if session_id in self.sessions:
-            raise ConfigError(
-                f"a session called {session_id!r} exists already; finish and delete it, or choose another id"
-            )
-        if len(self.sessions) >= self.limits.sessions:
-            raise ConfigError(f"the gateway has {self.limits.sessions} sessions open; finish and delete some first")
+        check_room(session_id, self.sessions, self.limits.sessions)
         policy = replace(
             self.policy,
             sampling=sampling or self.policy.sampling,
@@ -144,7 +148,7 @@ class Gateway:
             in_writer=self._in_writer,
             retry_delays=self.limits.engine_retry_delays,
         )
-        api_key = f"sk-sandlot-{secrets.token_urlsafe(32)}"
+        api_key = new_key(self.worker)
         self.sessions[session_id] = session
         self._keys[key_digest(api_key)] = session
         return Opened(session, api_key)
@@ -236,14 +240,14 @@ class Gateway:
 
     async def serve(self, host: str = "127.0.0.1", port: int = 0) -> int:
         """Serve all sessions on a TCP port; the port in use."""
-        runner = await self._run(agent_app(self))
+        runner = await self.runner(agent_app(self))
         site = web.TCPSite(runner, host, port)
         await site.start()
         return int(runner.addresses[0][1])
 
     async def serve_socket(self, sock: socket.socket, session: Session) -> web.AppRunner:
         """Serve one session on a listening socket handed out of its sandbox."""
-        runner = await self._run(agent_app(self, bound=session))
+        runner = await self.runner(agent_app(self, bound=session))
         await web.SockSite(runner, sock).start()
         return runner
 
@@ -254,11 +258,12 @@ class Gateway:
 
     async def serve_app(self, app: web.Application, host: str, port: int) -> int:
         """Serve another application of the gateway (the control side); the port in use."""
-        runner = await self._run(app)
+        runner = await self.runner(app)
         await web.TCPSite(runner, host, port).start()
         return int(runner.addresses[0][1])
 
-    async def _run(self, app: web.Application) -> web.AppRunner:
+    async def runner(self, app: web.Application) -> web.AppRunner:
+        """Set an application of the gateway up; it is closed with the gateway."""
         # Handlers are cancelled when their client goes, which is how an abandoned call is noticed.
         runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=2.0)
         await runner.setup()

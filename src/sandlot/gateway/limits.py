@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -39,3 +39,12 @@ class GatewayLimits:
     grace: float = 1.0
     engine_retry_delays: tuple[float, ...] = (0.5, 2.0, 8.0)
     drain: float = 30.0
+
+    def shared_by(self, processes: int) -> GatewayLimits:
+        """The part of one of several processes: bytes and tokens are divided, sessions are counted elsewhere."""
+        tokens = self.engine_tokens
+        return replace(
+            self,
+            reading_bytes=max(self.body_bytes, self.reading_bytes // processes),
+            engine_tokens=None if tokens is None else max(1, tokens // processes),
+        )

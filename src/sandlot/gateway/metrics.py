@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, ClassVar
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
@@ -52,3 +54,53 @@ class Metrics(Collector):
     def text(self) -> bytes:
         """The exposition format."""
         return generate_latest(self._registry)
+
+
+class Merged(Collector):
+    """Metrics of several processes as those of one: sums, in which what an ended one had counted stays."""
+
+    def __init__(self) -> None:
+        self._told: dict[int, list[Metric]] = {}
+        self._gone = _Sums()
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+
+    def told(self, process: int, text: str) -> None:
+        """Take in what a process exposes now."""
+        self._told[process] = list(text_string_to_metric_families(text))
+
+    def ended(self, process: int) -> None:
+        """Keep what a process had counted when it was asked last."""
+        self._gone.add(metric for metric in self._told.pop(process, []) if metric.type == "counter")
+
+    def collect(self) -> Iterator[Metric]:
+        sums = _Sums()
+        for metrics in (self._gone.metrics(), *self._told.values()):
+            sums.add(metrics)
+        yield from sums.metrics()
+
+    def text(self) -> bytes:
+        """The exposition format."""
+        return generate_latest(self._registry)
+
+
+class _Sums:
+    """Sums of equally named samples."""
+
+    def __init__(self) -> None:
+        self._families: dict[str, Metric] = {}
+        self._values: dict[str, dict[tuple[str, frozenset[tuple[str, str]]], float]] = {}
+
+    def add(self, metrics: Iterable[Metric]) -> None:
+        for metric in metrics:
+            self._families.setdefault(metric.name, metric)
+            values = self._values.setdefault(metric.name, defaultdict(float))
+            for sample in metric.samples:
+                values[sample.name, frozenset(sample.labels.items())] += sample.value
+
+    def metrics(self) -> Iterator[Metric]:
+        for name, family in self._families.items():
+            metric = Metric(name, family.documentation, family.type)
+            for (sample, labels), value in self._values[name].items():
+                metric.add_sample(sample, dict(labels), value)
+            yield metric

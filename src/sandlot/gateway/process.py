@@ -8,6 +8,7 @@ import ctypes
 import gc
 import importlib
 import os
+import resource
 import sys
 from collections.abc import Coroutine
 from typing import Any
@@ -20,6 +21,7 @@ _LARGE = 64 << 20
 def serve(main: Coroutine[Any, Any, None]) -> None:
     """Run `main` to its end, on uvloop where it is installed."""
     keep_large_blocks()
+    allow_many_connections()
     sys.setswitchinterval(0.001)  # threads that render long histories must not keep the event loop waiting
     gc.set_threshold(10_000, 20, 20)  # a turn makes thousands of objects and hardly a cycle
     try:
@@ -28,6 +30,13 @@ def serve(main: Coroutine[Any, Any, None]) -> None:
         asyncio.run(main)
     else:
         uvloop.run(main)
+
+
+def allow_many_connections() -> None:
+    """Raise the bound on open files as far as that is allowed: a session has a connection and a journal."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def keep_large_blocks() -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
 from sandlot.chat.messages import tools_digest
 from sandlot.gateway.call import Told
+from sandlot.gateway.keys import key_digest
 from sandlot.gateway.session import Session
 from sandlot.gateway.wire import WIRES, ChatRequest, Wire, WireError, wire_for
 
@@ -20,14 +21,11 @@ if TYPE_CHECKING:
 _JSON = "application/json"
 
 
-def key_digest(api_key: str) -> bytes:
-    """What keys are looked up by, so that a comparison tells nothing by its time."""
-    return hashlib.sha256(api_key.encode("utf-8", "surrogatepass")).digest()
-
-
-def agent_app(gateway: Gateway, bound: Session | None = None) -> web.Application:
+def agent_app(
+    gateway: Gateway, bound: Session | None = None, middlewares: Sequence[Middleware] = ()
+) -> web.Application:
     """The application agents talk to. With `bound`, it serves one session only: its socket belongs to a sandbox."""
-    app = web.Application(client_max_size=gateway.limits.body_bytes)
+    app = web.Application(client_max_size=gateway.limits.body_bytes, middlewares=middlewares)
     handler = _Handler(gateway, bound)
     for prefix in ("", "/s/{session}"):  # with the prefix, the path names the session that the key must open
         for wire in WIRES:
@@ -60,7 +58,7 @@ class _Handler:
                     return await self._stream(wire, session, asked, request)
                 told = await self._turn(session, asked, wire)
             except WireError as error:
-                return _refused(wire, error)
+                return refused(wire, error)
             response = web.Response(body=wire.body(told.answer, asked), content_type=_JSON)
             await response.prepare(request)
             with session.delivering(told.turn_id):
@@ -75,7 +73,7 @@ class _Handler:
                 session = self._session(request)
                 count = await session.count_tokens(await self._parse(wire, session, request))
             except WireError as error:
-                return _refused(wire, error)
+                return refused(wire, error)
             return web.Response(body=wire.count_body(count), content_type=_JSON)
 
         return handle
@@ -84,7 +82,7 @@ class _Handler:
         try:
             self._session(request)
         except WireError as error:
-            return _refused(wire_for("/v1/chat/completions"), error)
+            return refused(wire_for("/v1/chat/completions"), error)
         created = int(self._gateway.started)
         entry = {"id": self._gateway.policy.model, "object": "model", "created": created, "owned_by": "sandlot"}
         return web.Response(body=msgspec.json.encode({"object": "list", "data": [entry]}), content_type=_JSON)
@@ -93,20 +91,18 @@ class _Handler:
         return web.Response(text="sandlot gateway\n")
 
     async def unknown(self, request: web.Request) -> web.StreamResponse:
-        wire = wire_for("/v1/messages" if "anthropic-version" in request.headers else "/v1/chat/completions")
+        wire = wire_of(request)
         if request.headers.get("Upgrade", "").lower() == "websocket":  # clients that try it first fall back at once
             error = WireError("invalid_request", "there are no WebSockets here; send the request with POST")
             body = wire.error(error)[1]
             return web.Response(status=426, body=body, content_type=_JSON, headers={"Upgrade": "HTTP/1.1"})
-        if "x-goog-api-key" in request.headers:
-            wire = wire_for("/v1beta/models/m:generateContent")
-        return _refused(wire, WireError("not_found", f"there is no {request.method} {request.path} here"))
+        return refused(wire, WireError("not_found", f"there is no {request.method} {request.path} here"))
 
     def _session(self, request: web.Request) -> Session:
-        headers, bearer = request.headers, request.headers.get("Authorization", "")
-        key = headers.get("x-api-key") or (bearer[7:] if bearer[:7].lower() == "bearer " else "")
-        key = key or headers.get("x-goog-api-key") or request.query.get("key", "")
+        key = key_of(request)
         session = self._gateway.session_of_key(key)
+        if session is None and key_digest(key) in self._gateway.lost:
+            raise WireError("budget", "this session was lost with the process that had it; stop, do not retry")
         if session is None or (self._bound is not None and session is not self._bound):
             raise WireError("authentication", "this API key opens no session here")
         if request.match_info.get("session", session.id) != session.id:
@@ -191,7 +187,22 @@ def _digested(asked: ChatRequest) -> ChatRequest:
     return asked
 
 
-def _refused(wire: Wire, error: WireError) -> web.Response:
+def key_of(request: web.Request) -> str:
+    """The secret that a request carries, in whatever place its protocol has for it."""
+    headers, bearer = request.headers, request.headers.get("Authorization", "")
+    key = headers.get("x-api-key") or (bearer[7:] if bearer[:7].lower() == "bearer " else "")
+    return key or headers.get("x-goog-api-key") or request.query.get("key", "")
+
+
+def wire_of(request: web.Request) -> Wire:
+    """The wire that the headers of a request point to, whatever its path."""
+    if "x-goog-api-key" in request.headers:
+        return wire_for("/v1beta/models/m:generateContent")
+    return wire_for("/v1/messages" if "anthropic-version" in request.headers else "/v1/chat/completions")
+
+
+def refused(wire: Wire, error: WireError) -> web.Response:
+    """The answer that tells an error before anything else was answered."""
     status, body = wire.error(error)
     headers = {"x-should-retry": "true" if error.kind == "overloaded" else "false"}
     return web.Response(status=status, body=body, content_type=_JSON, headers=headers)

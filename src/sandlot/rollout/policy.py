@@ -40,13 +40,33 @@ async def policy_of(
     Raises `ModelError` or `EngineError` when the model has no usable chat template, or the engine is down, has no token
     endpoint, or gives logprobs of another distribution than the one it samples from.
     """
+    async with with_engine(config, tasks, say=say, log=log) as running, _probed(running, say) as policy:
+        yield policy
+
+
+@asynccontextmanager
+async def with_engine(
+    config: RunConfig, tasks: Sequence[Task], *, say: Say, log: Path | None = None
+) -> AsyncIterator[RunConfig]:
+    """The same configuration with a checkpoint directory and the URL of an engine, which is started if embedded."""
     model_dir = config.model
     if model_dir is None:
         say("preparing the embedded model")
         model_dir = await asyncio.to_thread(prepare_embedded_model, cache_dir(), say)
     if not model_dir.is_dir():
         raise ModelError(f"{model_dir} is no checkpoint directory: give one with tokenizer.json and a chat template")
-    chat = config.chat
+    if config.engine not in EMBEDDED:
+        yield config.model_copy(update={"model": model_dir})
+        return
+    say(f"starting the {config.engine} engine")
+    async with _embedded(config, model_dir, tasks, log) as process:
+        yield config.model_copy(update={"model": model_dir, "engine": process.url, "engine_kind": "vllm"})
+
+
+@asynccontextmanager
+async def _probed(config: RunConfig, say: Say) -> AsyncIterator[Policy]:
+    model_dir, chat = config.model, config.chat
+    assert model_dir is not None
     fmt = await asyncio.to_thread(
         load_chat_format,
         model_dir,
@@ -56,13 +76,7 @@ async def policy_of(
         parser=chat.parser,
     )
     async with AsyncExitStack() as stack:
-        url = config.engine
-        if url in EMBEDDED:
-            say(f"starting the {url} engine")
-            process = await stack.enter_async_context(_embedded(config, model_dir, tasks, log))
-            engine = engine_at(process.url, "vllm", config.served_model)
-        else:
-            engine = engine_at(url, config.engine_kind, config.served_model)
+        engine = engine_at(config.engine, config.engine_kind, config.served_model)
         stack.push_async_callback(engine.close)
         info = await engine.info()
         if info.vocab_size is not None and fmt.vocab_size > info.vocab_size:

@@ -6,20 +6,41 @@ import asyncio
 import signal
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from aiohttp import web
+
 from sandlot.config import RunConfig
-from sandlot.gateway import Gateway
-from sandlot.gateway.control import control_app
+from sandlot.errors import ConfigError
+from sandlot.gateway import Gateway, GatewayLimits
+from sandlot.gateway.control import control_app, control_routes
+from sandlot.gateway.front import Front, listen
+from sandlot.gateway.front_control import FrontControl
 from sandlot.gateway.gateway import RecorderFactory
-from sandlot.rollout.policy import Say, policy_of
+from sandlot.gateway.workers import Workers, worker_argv
+from sandlot.rollout.policy import Say, policy_of, with_engine
 from sandlot.rollout.recorder import JournalRecorder
 from sandlot.trajectory.records import SessionRecord
 from sandlot.trajectory.rundir import RunDir
 
+Address = tuple[str, int]
 Ready = Callable[[int, int], None]
 """Told the ports of the agents' and of the control side once both are served."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where agents and the control side are served, and how agents are told to reach it when not by host and port."""
+
+    agents: Address
+    control: Address
+    base_url: str = ""
+
+    def told(self, port: int) -> str:
+        """The address that agents get."""
+        return self.base_url or f"http://{self.agents[0]}:{port}"
 
 
 class _RunRecorder(JournalRecorder):
@@ -41,32 +62,80 @@ async def serve_gateway(
     config: RunConfig,
     *,
     admin_key: str,
-    agents: tuple[str, int],
-    control: tuple[str, int],
-    base_url: str,
+    places: Places,
     out: Path | None,
+    workers: int = 1,
     ready: Ready,
     say: Say,
 ) -> None:
     """Serve until SIGINT or SIGTERM; sessions still open are sealed and stay unfinished in the run directory."""
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    stop = stop_signals()
     async with AsyncExitStack() as stack:
-        recorder: RecorderFactory | None = None
+        run = None
         if out is not None:
             run = stack.enter_context(RunDir.create_or_continue(out, config.model_dump(mode="json")))
-            recorder = _recorders(run)
-        policy = await stack.enter_async_context(policy_of(config, (), say=say))
-        gateway = await stack.enter_async_context(Gateway(policy, recorder=recorder))
-        agent_port = await gateway.serve(*agents)
-        told = base_url or f"http://{agents[0]}:{agent_port}"
-        control_port = await gateway.serve_app(control_app(gateway, admin_key, told), *control)
-        ready(agent_port, control_port)
+        try:
+            if workers == 1:
+                ports = await _alone(stack, config, run, admin_key, places, say)
+            else:
+                ports = await _with_workers(stack, config, run, admin_key, places, say, workers)
+        except OSError as error:
+            where = " or ".join(f"{host}:{port}" for host, port in (places.agents, places.control))
+            raise ConfigError(f"{where} cannot be served ({error.strerror}): choose other ports") from error
+        ready(*ports)
         await stop.wait()
 
 
-def _recorders(run: RunDir) -> RecorderFactory:
+async def _alone(
+    stack: AsyncExitStack, config: RunConfig, run: RunDir | None, admin_key: str, places: Places, say: Say
+) -> tuple[int, int]:
+    """Serve from this process; the ports."""
+    policy = await stack.enter_async_context(policy_of(config, (), say=say))
+    gateway = await stack.enter_async_context(Gateway(policy, recorder=recorders(run) if run is not None else None))
+    port = await gateway.serve(*places.agents)
+    app = control_app(gateway, admin_key, places.told(port))
+    return port, await gateway.serve_app(app, *places.control)
+
+
+async def _with_workers(
+    stack: AsyncExitStack, config: RunConfig, run: RunDir | None, admin_key: str, places: Places, say: Say, count: int
+) -> tuple[int, int]:
+    """Serve from several processes; the ports, which are this one's."""
+    config = await stack.enter_async_context(with_engine(config, (), say=say))
+    sockets = [stack.enter_context(sock) for sock in listen(*places.agents)]
+    port = int(sockets[0].getsockname()[1])
+    setup = {
+        "config": config.model_dump(mode="json"),
+        "base_url": places.told(port),
+        "run": None if run is None else str(run.path),
+        "lock": None if run is None else run.lock,
+    }
+    inherited = [run.lock] if run is not None and run.lock is not None else []
+    workers = Workers(
+        count, worker_argv("sandlot.rollout.gateway_worker"), setup, admin_key=admin_key, inherited=inherited
+    )
+    control = FrontControl(workers, GatewayLimits().sessions)
+    say(f"starting {count} gateway workers")
+    await stack.enter_async_context(workers)
+    await stack.enter_async_context(Front(workers, sockets))
+    runner = web.AppRunner(control_routes(control, admin_key), handler_cancellation=True, access_log=None)
+    await runner.setup()
+    stack.push_async_callback(runner.cleanup)
+    await web.TCPSite(runner, *places.control, shutdown_timeout=2.0).start()
+    return port, int(runner.addresses[0][1])
+
+
+def stop_signals() -> asyncio.Event:
+    """Set when this process is asked to end."""
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
+
+
+def recorders(run: RunDir) -> RecorderFactory:
+    """Keeps sessions as episodes of a run."""
+
     def recorder(session_id: str, header: Mapping[str, Any]) -> _RunRecorder:
         record = SessionRecord(
             episode_id=session_id,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,24 +28,25 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 class LineWriter:
-    """Appends JSON lines, each in one write, with `durable` each on disk before `append` returns. Thread-safe."""
+    """Appends JSON lines, each in one write, with `durable` each on disk before `append` returns.
+
+    Safe in threads, and beside other processes that append to the same file.
+    """
 
     def __init__(self, path: Path, *, durable: bool) -> None:
         self.path = path
         self._durable = durable
         self._lock = threading.Lock()
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        size = os.fstat(self._fd).st_size
-        complete = path.read_bytes().rfind(b"\n") + 1 if size else 0
-        if complete < size:
-            os.ftruncate(self._fd, complete)
-        if durable:
-            os.fsync(self._fd)
+        with self._alone():
+            self._end()
+            if durable:
+                os.fsync(self._fd)
 
     def append(self, row: Mapping[str, Any]) -> None:
         line = msgspec.json.encode(dict(row)) + b"\n"
-        with self._lock:
-            end = os.fstat(self._fd).st_size
+        with self._alone():
+            end = self._end()
             try:
                 view = memoryview(line)
                 while view:
@@ -53,6 +56,24 @@ class LineWriter:
             except BaseException:
                 os.ftruncate(self._fd, end)
                 raise
+
+    def _end(self) -> int:
+        """Where the next line begins; what a killed writer left of one is cut off."""
+        size = os.fstat(self._fd).st_size
+        if size and os.pread(self._fd, 1, size - 1) != b"\n":
+            size = self.path.read_bytes().rfind(b"\n") + 1
+            os.ftruncate(self._fd, size)
+        return size
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Nobody else writes the file meanwhile."""
+        with self._lock:
+            fcntl.flock(self._fd, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def close(self) -> None:
         with self._lock:

@@ -60,7 +60,7 @@ def safe_name(episode_id: str) -> str:
 
 
 class RunDir:
-    """A run directory. Open it with `create_or_continue` to write (one process at a time) or with `read`."""
+    """A run directory. Open it with `create_or_continue` to write (one process and who `join`s it) or with `read`."""
 
     def __init__(self, path: Path, config: Mapping[str, Any], facts: Mapping[str, Any], lock: int | None) -> None:
         self.path = path
@@ -114,6 +114,20 @@ class RunDir:
         except BaseException:
             os.close(lock)
             raise
+
+    @classmethod
+    def join(cls, path: str | os.PathLike[str], lock: int) -> Self:
+        """Write a run together with the process that opened it, whose `lock` this one has inherited.
+
+        Each episode is written by one process. The run stays locked until the last of them is gone.
+        """
+        config, facts = _read_toml(Path(path))
+        return cls(Path(path), config, facts, lock)
+
+    @property
+    def lock(self) -> int | None:
+        """File descriptor of the lock, for a process that is to `join`."""
+        return self._lock
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Self:
