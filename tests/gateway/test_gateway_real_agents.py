@@ -139,19 +139,3 @@ async def test_a_full_context_ends_it_at_once(make_rig: MakeRig, tmp_path: Path,
     result = await _run(rig, harness, tmp_path)
     assert harness.failure(result)[0] == FailureKind.CONTEXT_OVERFLOW, result.text()
     assert rig.session.turns == []
-
-
-@pytest.mark.parametrize(("kind", "compaction"), [(Codex, False), (Codex, True), (OpenCode, True)])
-async def test_a_long_history_is_summarised_only_where_that_is_wanted(
-    make_rig: MakeRig, tmp_path: Path, kind: type[Codex] | type[OpenCode], compaction: bool
-) -> None:
-    harness = kind(compaction=compaction)
-    rig = await make_rig(in_turn([shell_call(harness, "seq 1 4000"), shell_call(harness, "ls"), "All is said."]))
-    endpoint = Endpoint(rig.url, rig.opened.api_key, "policy", 26_000 if kind is OpenCode else 32_000, 2_000)
-    result = await run_on_host(harness, endpoint, "Count.", tmp_path)
-    assert harness.failure(result) == (None, ""), result.text()
-    finished = await rig.gateway.finish(rig.session.id)
-    assert not finished.report.violations
-    # Summarised, it is three branches: the history so far, the request for a summary, and what follows from it.
-    assert len(finished.samples) == (3 if compaction else 1)
-    assert len(rig.session.turns) == (4 if compaction else 3)

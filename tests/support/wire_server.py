@@ -12,7 +12,9 @@ import msgspec
 from aiohttp import web
 
 from sandlot.chat.messages import ParsedCall, Reply
-from sandlot.gateway.wire import Answer, ChatRequest, Head, Wire, WireError
+from sandlot.gateway.wire import Answer, ChatRequest, Head, Wire, WireError, minted
+
+TURN = "0123456789abcdef0123"
 
 
 def call(name: str, arguments: dict[str, Any] | str, status: Any = "ok") -> ParsedCall:
@@ -23,10 +25,10 @@ def call(name: str, arguments: dict[str, Any] | str, status: Any = "ok") -> Pars
 
 def answer(wire: Wire, reply: Reply, *, finish: Any = None, prompt_tokens: int = 11, output_tokens: int = 7) -> Answer:
     """A recorded turn for `reply`, with ids minted as the gateway does."""
-    ids = tuple(f"{wire.call_prefix}t1_{i}" for i in range(len(reply.calls)))
+    ids = tuple(minted.call_id(wire.call_prefix, TURN, i) for i in range(len(reply.calls)))
     head = Head("msg_1" if wire.name == "anthropic" else "chatcmpl-1", "policy", prompt_tokens, 1_700_000_000)
     finish = finish or ("length" if reply.truncated else "tool_calls" if reply.calls else "stop")
-    return Answer(head, reply, ids, "c2FuZGxvdDp0MQ==", finish, output_tokens)
+    return Answer(head, reply, ids, minted.signature(TURN), finish, output_tokens)
 
 
 @dataclass

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from sandlot.chat.messages import Message, Reply, Tool, ToolCall
-from sandlot.gateway.wire import ChatRequest, WireError
+from sandlot.gateway.wire import ChatRequest, WireError, minted
 from sandlot.gateway.wire.base import Stored
 from sandlot.gateway.wire.responses import ResponsesWire
 from support.wire_server import answer, call
@@ -76,6 +76,33 @@ class TestInput:
         assert [(m.reasoning, m.text, m.marks) for m in thoughts] == [("a", "", ("E1",)), ("b", "x", ("E2",))]
         (late,) = parse([said("before"), called("c"), said("after")]).messages
         assert (late.text, len(late.tool_calls)) == ("before\nafter", 1)
+
+    @pytest.mark.parametrize("kept", [1, 2])
+    @pytest.mark.parametrize("ids", [True, False])
+    def test_what_is_kept_of_a_cut_answer_is_no_part_of_the_next(self, kept: int, ids: bool) -> None:
+        """A client keeps the items that were complete; the next answer stands behind them."""
+        old, new = ("a" * 20, "b" * 20)
+        text = said("I look.") | ({"id": f"msg_{old}"} if ids else {})
+        cut = [thought("hm", minted.signature(old)), text][:kept]
+        again = called(minted.call_id("call_", new, 0))
+        first, second, _ = parse([*cut, again, output(again["call_id"])]).messages
+        assert (first.reasoning, first.tool_calls, second.text) == ("hm", (), "")
+        assert second.marks == (again["call_id"],)
+        if ids:  # a text is told apart as well
+            text = said("Again.") | {"id": f"msg_{new}"}
+            first, second, _ = parse([*cut[:1], text, again, output(again["call_id"])]).messages
+            assert (first.text, second.text) == ("", "Again.")
+
+    @pytest.mark.parametrize(
+        "mark", ["", "call_1_0", "call_" + "a" * 19, "rs_" + "A" * 20, "c2FuZGxvdDp0MQ==", "é", "===="]
+    )
+    def test_marks_of_others_name_no_turn(self, mark: str) -> None:
+        assert minted.turn_of(mark) == ""
+        assert (
+            minted.turn_of(minted.signature("a" * 20))
+            == minted.turn_of(minted.call_id("toolu_", "a" * 20, 3))
+            == "a" * 20
+        )
 
     def test_an_empty_turn_is_kept_with_its_mark(self) -> None:
         (turn,) = parse([thought("", "E9")]).messages

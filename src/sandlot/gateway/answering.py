@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import secrets
 import time
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ import numpy as np
 from sandlot.chat.messages import CallStatus, Message, ParsedCall, Reply, ToolCall
 from sandlot.engine.base import Generation
 from sandlot.gateway.call import Asked, Policy, Told
+from sandlot.gateway.wire import minted
 from sandlot.gateway.wire.base import Answer
 from sandlot.trajectory.turn import Turn, ids_array, ids_sha256
 
@@ -39,8 +39,8 @@ def take(asked: Asked, generation: Generation, reply: Reply, policy: Policy, par
     cut = generation.finish_reason == "length"
     turn = _turn(asked, generation, reply, policy, parent_length)
     sent = [c for c in reply.calls if c.status in SENT_STATUSES]
-    call_ids = tuple(f"{asked.call_prefix}{turn.id}_{k}" for k in range(len(sent)))
-    signature = base64.b64encode(f"sandlot:{turn.id}".encode()).decode()
+    call_ids = tuple(minted.call_id(asked.call_prefix, turn.id, k) for k in range(len(sent)))
+    signature = minted.signature(turn.id)
     # A call that was cut off is told as text: a reply without any visible part would be dropped by some clients.
     text = reply.text + "".join(c.raw for c in reply.calls if c.status == "unclosed")
     told = replace(reply, text=text, calls=tuple(sent), truncated=reply.truncated or cut)

@@ -15,6 +15,7 @@ from sandlot.chat.messages import Message, ParsedCall, Tool
 from sandlot.gateway.wire.base import Answer, ChatRequest, Head, Recall, Stored, WireError, nothing_stored
 from sandlot.gateway.wire.canon import branch_of, invalid, is_retry, limit_of, object_of, string
 from sandlot.gateway.wire.framing import arguments_text, encode, event, sent
+from sandlot.gateway.wire.minted import turn_of
 from sandlot.gateway.wire.openai_shared import ERRORS, error_object, freeform_text
 from sandlot.gateway.wire.responses_input import flat_name, new_tools, steps_of, tools_of
 from sandlot.gateway.wire.transcript import Transcript
@@ -137,15 +138,16 @@ def _earlier(previous: Any, recall: Recall) -> Stored:
 
 def _items(answer: Answer, request: ChatRequest) -> list[_Item]:
     out, text, thought = sent(answer), answer.reply.text, answer.reply.reasoning
+    turn = turn_of(answer.signature)
     items: list[_Item] = []
     if thought or not out.calls:
-        items.append(_reasoning(_id("rs", answer.head), thought, answer.signature))
+        items.append(_reasoning(f"rs_{turn}", thought, answer.signature))
     if text:
         cut = out.finish == "length" and not out.calls
-        items.append(_message(_id("msg", answer.head), text, "incomplete" if cut else "completed"))
+        items.append(_message(f"msg_{turn}", text, "incomplete" if cut else "completed"))
     tools = {tool.name: tool for tool in request.callable}
     for index, (call_id, call) in enumerate(out.calls):
-        items.append(_call(f"{_id('', answer.head)}_{index}", call_id, call, tools.get(call.name)))
+        items.append(_call(f"_{turn}_{index}", call_id, call, tools.get(call.name)))
     return items
 
 
@@ -205,14 +207,9 @@ def _call(suffix: str, call_id: str, call: ParsedCall, tool: Tool | None) -> _It
     )
 
 
-def _id(kind: str, head: Head) -> str:
-    """An id of this kind that belongs to the answer."""
-    return f"{kind}_{head.id.replace('-', '_').rpartition('_')[2]}"
-
-
 def _response(head: Head, request: ChatRequest) -> dict[str, Any]:
     return {
-        "id": _id("resp", head),
+        "id": "resp_" + head.id.removeprefix(_ANSWER),
         "object": "response",
         "created_at": head.created,
         "status": "in_progress",

@@ -22,6 +22,7 @@ from sandlot.gateway.wire.canon import (
     visible,
 )
 from sandlot.gateway.wire.framing import encode
+from sandlot.gateway.wire.minted import turn_of
 from sandlot.gateway.wire.openai_shared import freeform_tool
 from sandlot.gateway.wire.transcript import Piece, Result, Step
 
@@ -74,7 +75,8 @@ def steps_of(item: Any, where: str) -> Sequence[Step]:
     if kind == "message":
         return (_message(item, where),)
     if kind == "reasoning":
-        return (Piece(thought=_reasoning(item, where), mark=string(item.get("encrypted_content"))),)
+        mark = string(item.get("encrypted_content"))
+        return (Piece(thought=_reasoning(item, where), mark=mark, turn=turn_of(mark)),)
     if kind == "function_call":
         return (_call(_name(item), arguments_of(item.get("arguments")), item),)
     if kind == "custom_tool_call":
@@ -95,7 +97,7 @@ def steps_of(item: Any, where: str) -> Sequence[Step]:
 def _message(item: Mapping[str, Any], where: str) -> Step:
     role, text = item.get("role"), text_of(item.get("content"), f"{where}.content")
     if role == "assistant":
-        return Piece(text=visible(text))
+        return Piece(text=visible(text), turn=turn_of(string(item.get("id"))))
     if role in ("system", "developer"):
         return Message("system", text)
     if role == "user":
@@ -109,7 +111,7 @@ def _name(item: Mapping[str, Any]) -> str:
 
 def _call(name: str, arguments: dict[str, Any] | str, item: Mapping[str, Any]) -> Piece:
     call_id = string(item.get("call_id"))
-    return Piece(call=ToolCall(name, arguments, call_id), mark=call_id)
+    return Piece(call=ToolCall(name, arguments, call_id), mark=call_id, turn=turn_of(call_id))
 
 
 def _reasoning(item: Mapping[str, Any], where: str) -> str:

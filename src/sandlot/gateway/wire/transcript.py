@@ -93,18 +93,22 @@ class Result:
 class Piece:
     """A part of an assistant's message, where a protocol sends thoughts, texts and calls as items of their own.
 
-    A thought begins another message, and so does a text after one that was not followed by a call.
+    A thought begins another message, and so does a text after one that was not followed by a call, and a piece of
+    another `turn` of ours: clients keep what came of an answer that was cut, and put the next one behind it.
     """
 
     thought: str | None = None
     text: str | None = None
     call: ToolCall | None = None
     mark: str = ""
+    turn: str = ""
     others: tuple[Piece, ...] = ()
     message: Message | None = None
 
     def follows(self, pieces: Sequence[Piece]) -> bool:
         """Whether it belongs to the message that the pieces before it make."""
+        if self.turn and any(p.turn not in ("", self.turn) for p in pieces):
+            return False
         if self.text is None:
             return self.thought is None
         return any(p.call for p in pieces) or not any(p.text for p in pieces)

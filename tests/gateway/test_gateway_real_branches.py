@@ -1,0 +1,154 @@
+"""Real agent CLIs where one episode is several conversations: sub-agents, summaries, answers that were cut.
+
+Whatever they make of it: every conversation finds its own branch, and every token is trained once.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandlot.harness import Endpoint, Harness, claude_code
+from sandlot.harness.claude_code import ClaudeCode
+from sandlot.harness.codex import Codex
+from sandlot.harness.opencode import OpenCode
+from sandlot.harness.pi import Pi
+from support.cut_proxy import cutting
+from support.host_cli import run_on_host
+from support.policy import Say, call_text
+from support.rig import MakeRig, Rig
+from support.told_agents import in_turn, shell_call, thinking
+
+pytestmark = [pytest.mark.npm, pytest.mark.slow]
+
+SPAWN = {
+    "claude-code": ("Agent", {"subagent_type": "general-purpose", "description": "a part"}, "prompt"),
+    "opencode": ("task", {"subagent_type": "general", "description": "a part"}, "prompt"),
+    "codex": ("multi_agent_v1__spawn_agent", {}, "message"),
+}
+WAIT = "for i in $(seq 600); do [ -e a ] && [ -e b ] && exit; sleep 0.1; done; exit 1"
+"""What a parent does whose sub-agents work beside it: it ends when both have written their file."""
+
+
+def spawn(harness: Harness, name: str) -> str:
+    """A call that starts the sub-agent `name`."""
+    tool, fixed, field = SPAWN[harness.name]
+    return call_text(tool, {**fixed, field: f"You are {name}. Do your part."})
+
+
+def by_name(rig: list[Rig], plans: dict[str, list[str]]) -> Say:
+    """Each conversation says its own plan, turn by turn; it is known by whom its first message addresses."""
+    said = dict.fromkeys(plans, 0)
+
+    def say(prompt: list[int], number: int) -> str:
+        text = rig[0].engine.fmt.tokenizer.decode(prompt)
+        name = min((n for n in plans if f"You are {n}." in text), key=lambda n: text.index(f"You are {n}."))
+        said[name] += 1
+        return plans[name][min(said[name], len(plans[name])) - 1]
+
+    return say
+
+
+async def proven(rig: Rig, samples: int) -> None:
+    """The session gives so many samples, without a violation, every recorded token trained once."""
+    finished = await rig.gateway.finish(rig.session.id)
+    assert not finished.report.violations
+    assert len(finished.samples) == samples
+    trained = sum(int(s.loss_mask.sum()) for s in finished.samples)
+    assert trained == sum(len(t.output_ids) for t in rig.session.turns)
+
+
+async def run(rig: Rig, harness: Harness, tmp_path: Path, *, url: str = "", window: int = 120_000) -> None:
+    endpoint = Endpoint(url or rig.url, rig.opened.api_key, "policy", window, 2_000)
+    result = await run_on_host(harness, endpoint, "You are ROOT. Do it.", tmp_path)
+    assert harness.failure(result) == (None, ""), result.text()
+
+
+def conversations(rig: Rig) -> dict[str, list[Any]]:
+    """The turns of each, by the label that the client's headers give it; each goes on from the one before it."""
+    found: dict[str, list[Any]] = {}
+    for turn in rig.session.turns:
+        found.setdefault(turn.branch, []).append(turn)
+    for turns in found.values():
+        assert [t.parent for t in turns] == [None, *(t.id for t in turns[:-1])]
+    return found
+
+
+@pytest.mark.parametrize("harness", [ClaudeCode(bare=False), OpenCode("anthropic")], ids=lambda h: h.name)
+async def test_a_sub_agent_that_is_waited_for(make_rig: MakeRig, tmp_path: Path, harness: Harness) -> None:
+    """Claude Code's starts one of its own."""
+    look = f"{shell_call(harness, 'ls')}\n{shell_call(harness, 'ls -a')}"
+    plans = {"ROOT": [spawn(harness, "A"), look, "Done."], "A": [look, "A is done."], "B": [look, "B is done."]}
+    if nested := harness.name == "claude-code":
+        plans["A"].insert(0, spawn(harness, "B"))
+    rigs: list[Rig] = []
+    rigs.append(await make_rig(by_name(rigs, plans)))
+    await run(rigs[0], harness, tmp_path)
+    found = conversations(rigs[0])
+    assert [len(turns) for turns in found.values()] == ([3, 3, 2] if nested else [3, 2])
+    assert [label.partition(":")[0] for label in found] == ["main", *["subagent"] * (1 + nested)]
+    await proven(rigs[0], len(found))
+
+
+@pytest.mark.parametrize("harness", [ClaudeCode(bare=False), Codex()], ids=lambda h: h.name)
+async def test_sub_agents_that_work_beside_their_parent(
+    make_rig: MakeRig, tmp_path: Path, harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(claude_code._ENV, "CLAUDE_CODE_DISABLE_BACKGROUND_TASKS")
+    plans = {
+        "ROOT": [f"{spawn(harness, 'A')}\n{spawn(harness, 'B')}", shell_call(harness, WAIT), "Done."],
+        "A": [shell_call(harness, "echo > a"), "A is done."],
+        "B": [shell_call(harness, "echo > b"), "B is done."],
+    }
+    rigs: list[Rig] = []
+    rigs.append(await make_rig(by_name(rigs, plans)))
+    await run(rigs[0], harness, tmp_path)
+    found = conversations(rigs[0])
+    assert [label.partition(":")[0] for label in found] == ["main", "subagent", "subagent"]
+    assert len(found["main"]) >= 3
+    await proven(rigs[0], 3)
+
+
+@pytest.mark.parametrize(
+    ("harness", "window"),
+    [
+        pytest.param(Codex(), 32_000, id="codex-as-it-is"),
+        pytest.param(Codex(compaction=True), 32_000, id="codex"),
+        pytest.param(OpenCode(compaction=True), 26_000, id="opencode"),
+        pytest.param(ClaudeCode(compaction=True), 24_000, id="claude-code"),
+    ],
+)
+async def test_a_long_history_is_summarised_only_where_that_is_wanted(
+    make_rig: MakeRig, tmp_path: Path, harness: Any, window: int
+) -> None:
+    said = [shell_call(harness, "seq 1 4000"), shell_call(harness, "ls"), "<summary>All is said.</summary>"]
+    rig = await make_rig(in_turn(said))
+    await run(rig, harness, tmp_path, window=window)
+    # Summarised, it is three branches: the history so far, the request for a summary, and what follows from it.
+    assert len(rig.session.turns) == (4 if harness._compaction else 3)
+    await proven(rig, 3 if harness._compaction else 1)
+
+
+@pytest.mark.parametrize(
+    ("harness", "where"),
+    [
+        *((Pi(wire), "cut.txt") for wire in ("chat", "anthropic", "responses", "google")),
+        *((harness, where) for harness in (ClaudeCode(), Codex()) for where in ("WORLD", "cut.txt")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else f"{value.name}-{value.protocols[0]}",
+)
+async def test_an_answer_that_was_cut_on_its_way(
+    make_rig: MakeRig, tmp_path: Path, harness: Harness, where: str
+) -> None:
+    """The client asks again, some with what came of it: the cut turn is a branch of its own, the next one goes on."""
+    write = shell_call(harness, "echo hi > cut.txt", before="I look at the WORLD now.\n")
+    again = shell_call(harness, "ls -a", before="Again.\n")
+    rig = await make_rig(in_turn([shell_call(harness, "ls"), thinking("hm", write), again, "Done."]))
+    async with cutting(rig.url, where.encode()) as url:
+        await run(rig, harness, tmp_path, url=url)
+    assert not (tmp_path / "work" / "cut.txt").exists(), "half a call was run"
+    first, cut, retried, last = rig.session.turns
+    assert [first.parent, cut.parent, retried.parent, last.parent] == [None, first.id, first.id, retried.id]
+    await proven(rig, 2)
