@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from sandlot.errors import FailureKind
 from sandlot.gateway import SessionLimits
@@ -18,31 +20,75 @@ from sandlot.harness.opencode import OpenCode
 from sandlot.harness.pi import Pi
 from sandlot.harness.qwen_code import QwenCode
 from sandlot.sandbox import ExecResult
+from sandlot.trajectory.journal import read_journal
+from sandlot.trajectory.rundir import RunDir
+from support import engines
+from support.gateway_process import Served, gateway_process
 from support.host_cli import run_on_host
 from support.policy import call_text
 from support.rig import MakeRig, Rig
 from support.told_agents import broken_call, farewell, in_turn, shell_call, thinking
+from support.toy_model import make_toy_model
 
 pytestmark = [pytest.mark.npm, pytest.mark.slow]
 
 WIRES = ("chat", "anthropic", "responses", "google")
-AGENTS: list[Any] = [
-    *(pytest.param(Pi(wire), id=f"pi-{wire}") for wire in WIRES),
-    pytest.param(ClaudeCode(), id="claude-code"),
-    pytest.param(Codex(), id="codex"),
+
+
+def told_apart(*harnesses: Harness) -> list[Any]:
+    """Parameters named by CLI and wire."""
+    return [pytest.param(harness, id=f"{harness.name}-{harness.protocols[0]}") for harness in harnesses]
+
+
+MINI = told_apart(*(MiniSweAgent(wire) for wire in ("chat", "anthropic", "google")))
+DROPPING = [*told_apart(QwenCode("anthropic")), *MINI]
+"""Those that do not keep a call which they cannot read; the last two drop it alike."""
+AGENTS = [
+    *told_apart(*(Pi(wire) for wire in WIRES), ClaudeCode(), Codex(), GeminiCli()),
+    *told_apart(*(OpenCode(wire) for wire in WIRES), *(QwenCode(wire) for wire in WIRES)),
     pytest.param(Codex(as_model="gpt-5.5"), id="codex-as-gpt"),
-    *(pytest.param(OpenCode(wire), id=f"opencode-{wire}") for wire in WIRES),
-    *(pytest.param(QwenCode(wire), id=f"qwen-code-{wire}") for wire in WIRES),
-    pytest.param(GeminiCli(), id="gemini-cli"),
-]
-MINI: list[Any] = [
-    pytest.param(MiniSweAgent(wire), id=f"mini-swe-agent-{wire}") for wire in ("chat", "anthropic", "google")
+    *MINI,
 ]
 ENDING: list[Any] = [
     pytest.param(harness, id=harness.name) for harness in (Codex(), OpenCode(), QwenCode(), GeminiCli(), MiniSweAgent())
 ]
-ASKED_AGAIN = {("qwen-code", "anthropic")}
-"""Whose answer to a broken call is the same request again: the turn stays, as a branch of its own."""
+
+
+def statement(agent: str) -> str:
+    """The task of an agent, by which the scripted engine knows whose turn it is."""
+    return f"Write hello.txt. You are {agent}."
+
+
+def script(agent: str, harness: Harness) -> dict[str, Any]:
+    """What the policy does as this agent: two calls at once, and two that cannot be run if it keeps such ones."""
+
+    def bash(command: str) -> dict[str, Any]:
+        return {"tool": "bash", "arguments": {"command": command}}
+
+    bad = [{"text": call_text("no_such_tool", {"a": 1})}, {"text": broken_call(harness, before="A broken call.\n")}]
+    steps = [
+        {"reasoning": "First I write.", "text": "I write.\n", "calls": [bash("echo hi > hello.txt")]},
+        {"calls": [bash("cat hello.txt"), bash("ls -a")]},
+        *([] if dropping(agent) else bad),
+        {"reasoning": "I look.", "calls": [bash("printf 'caf\u00e9'")]},
+        {"text": "  All done.\n\n"},
+    ]
+    return {"match": statement(agent), "steps": steps}
+
+
+def dropping(agent: str) -> bool:
+    return agent in {parameter.id for parameter in DROPPING}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
+    """`sandlot gateway` with two workers, over the scripted engine that has a script for each agent."""
+    scratch = tmp_path_factory.mktemp("gateway")
+    model = make_toy_model(scratch / "toy")
+    scripts = [script(str(agent.id), agent.values[0]) for agent in AGENTS]
+    async with engines.scripted(model, {"scripts": scripts}, scratch) as url:
+        with gateway_process(scratch, model, url, workers=2) as served:
+            yield served
 
 
 async def _run(
@@ -54,8 +100,33 @@ async def _run(
 
 @pytest.mark.parametrize("harness", AGENTS)
 async def test_a_task_with_parallel_and_bad_calls_is_one_branch(
+    gateway: Served, tmp_path: Path, harness: Harness, request: pytest.FixtureRequest
+) -> None:
+    agent = request.node.callspec.id
+    session, key = gateway.open()
+    endpoint = Endpoint(gateway.base_url, key, "policy", 120_000, 8_000)
+    result = await run_on_host(harness, endpoint, statement(agent), tmp_path)
+    assert harness.failure(result) == (None, ""), result.text()
+    assert (tmp_path / "work" / "hello.txt").read_text() == "hi\n"
+    state = gateway.control("GET", f"/control/sessions/{session}").json()
+    ends_by_a_call = harness.name == "mini-swe-agent"
+    bad = {} if dropping(agent) else {"invalid_arguments": 1, "unknown_tool": 1}
+    assert state["calls"] == {"ok": 4 + ends_by_a_call, **bad}
+    assert state["forks"] == []
+    finished = gateway.control("POST", f"/control/sessions/{session}/finish", {}).json()
+    assert finished["audit"]["violations"] == []
+    (sample,) = finished["samples"]
+    turns = read_journal(RunDir.read(gateway.run).journal_path(session)).turns
+    assert [t.parent for t in turns] == [None, *(t.id for t in turns[:-1])]
+    assert len(turns) == 4 + len(bad)
+    assert sum(sample["loss_mask"]) == sum(len(t.output_ids) for t in turns)
+
+
+@pytest.mark.parametrize("harness", DROPPING[:2])
+async def test_a_turn_that_is_dropped_is_a_branch_of_its_own(
     make_rig: MakeRig, tmp_path: Path, harness: Harness
 ) -> None:
+    """mini-SWE-agent tells the error to a history without the call; Qwen Code asks the same again."""
     said = [
         thinking("First I write.", shell_call(harness, "echo hi > hello.txt", before="I write.\n")),
         shell_call(harness, "cat hello.txt") + "\n" + shell_call(harness, "ls -a"),
@@ -67,46 +138,14 @@ async def test_a_task_with_parallel_and_bad_calls_is_one_branch(
     rig = await make_rig(in_turn(said))
     result = await _run(rig, harness, tmp_path)
     assert harness.failure(result) == (None, ""), result.text()
-    assert (tmp_path / "work" / "hello.txt").read_text() == "hi\n"
+    mini = harness.name == "mini-swe-agent"
+    assert rig.session.counters.calls == {"ok": 4 + mini, "invalid_arguments": 1, "unknown_tool": 1}
     turns = rig.session.turns
-    assert len(turns) == len(said)
-    assert rig.session.counters.calls == {"ok": 4, "invalid_arguments": 1, "unknown_tool": 1}
+    assert [t.parent for t in turns] == [None, *(turns[k].id for k in ((0, 1, 1, 1, 4) if mini else (0, 1, 2, 2, 4)))]
+    assert len(rig.session.forks) == 1 + mini
     finished = await rig.gateway.finish(rig.session.id)
     assert not finished.report.violations
-    parents = [None, *(t.id for t in turns[:-1])]
-    if (harness.name, harness.protocols[0]) in ASKED_AGAIN:
-        parents[4] = turns[2].id
-        assert [why for _, why in rig.session.forks] == ["the same history again"]
-        assert len(finished.samples) == 2
-    else:
-        assert rig.session.forks == []
-        (sample,) = finished.samples
-        assert sum(sample.loss_mask) == sum(len(ids) for ids in rig.engine.sampled)
-    assert [t.parent for t in turns] == parents
-
-
-@pytest.mark.parametrize("harness", MINI)
-async def test_mini_is_one_branch_until_it_drops_a_turn(make_rig: MakeRig, tmp_path: Path, harness: Harness) -> None:
-    """It keeps no call it cannot read: the error is told to a history without it."""
-    said = [
-        thinking("First I write.", shell_call(harness, "echo hi > hello.txt", before="I write.\n")),
-        shell_call(harness, "cat hello.txt") + "\n" + shell_call(harness, "ls -a"),
-        call_text("no_such_tool", {"a": 1}),
-        broken_call(harness, before="A broken call.\n"),
-        thinking("I look.", shell_call(harness, "printf 'caf\u00e9'")),
-        farewell(harness),
-    ]
-    rig = await make_rig(in_turn(said))
-    result = await _run(rig, harness, tmp_path)
-    assert harness.failure(result) == (None, ""), result.text()
-    assert (tmp_path / "work" / "hello.txt").read_text() == "hi\n"
-    turns = rig.session.turns
-    assert rig.session.counters.calls == {"ok": 5, "invalid_arguments": 1, "unknown_tool": 1}
-    assert [t.parent for t in turns] == [None, *(turns[k].id for k in (0, 1, 1, 1, 4))]
-    assert len(rig.session.forks) == 2
-    finished = await rig.gateway.finish(rig.session.id)
-    assert not finished.report.violations
-    assert len(finished.samples) == 3
+    assert len(finished.samples) == 2 + mini
 
 
 @pytest.mark.parametrize("harness", [pytest.param(Pi(wire), id=f"pi-{wire}") for wire in WIRES])
