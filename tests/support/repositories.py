@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import io
 import os
 import subprocess
-import tarfile
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import IO
 
+from sandlot.sandbox.jail import archive
 from sandlot.tasks import Repository
 from sandlot.workspace import Patch, Prepared
+from sandlot.workspace.apply import apply_to_tree
 from sandlot.workspace.capture import patch_of_tar
-from sandlot.workspace.git import git_environment
+from sandlot.workspace.git import Store, git_environment
+from sandlot.workspace.prepare import GIT_NAMES
 from sandlot.workspace.repository import built
 
 Content = str | bytes | Path | None
@@ -21,7 +24,7 @@ Content = str | bytes | Path | None
 
 def git(directory: Path, *arguments: str, check: bool = True) -> str:
     """Git as an ordinary user has it, without this machine's configuration."""
-    environment = {**git_environment(), "HOME": str(directory)}
+    environment = {**git_environment(), "HOME": str(directory), "GIT_CEILING_DIRECTORIES": str(directory.parent)}
     command = ["git", "-c", "protocol.file.allow=always", *arguments]
     done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, check=False)
     if check and done.returncode:
@@ -67,19 +70,13 @@ def stream(directory: Path, to: Path, *revisions: str) -> Path:
     return to
 
 
-def tar_of(directory: Path) -> io.BytesIO:
-    """What `download_tar` gives of a directory: files, links and directories, everything called `.git` left out."""
-    buffer = io.BytesIO()
-    root = os.fsencode(directory)
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT, errors="surrogateescape") as tar:
-        for parent, directories, files in os.walk(root):
-            directories[:] = [name for name in directories if name != b".git"]
-            for name in [*directories, *files]:
-                if name != b".git":
-                    path = os.path.join(parent, name)
-                    tar.add(os.fsdecode(path), arcname=os.fsdecode(os.path.relpath(path, root)), recursive=False)
-    buffer.seek(0)
-    return buffer
+def tar_of(directory: Path) -> IO[bytes]:
+    """What `download_tar` gives of a directory, by the code that runs inside a sandbox: everything called `.git` is
+    left out."""
+    file = tempfile.TemporaryFile()  # noqa: SIM115  # it goes with its last reference
+    archive.pack(str(directory), file.fileno(), frozenset(GIT_NAMES), 1 << 40)
+    file.seek(0)
+    return file
 
 
 def prepared(source: Repository) -> Prepared:
@@ -100,3 +97,15 @@ def patch_of(source: Repository, scratch: Path, files: Mapping[str, Content]) ->
     work = checkout(source, scratch)
     write(work, files)
     return patch_of_tar(tar_of(work), prepared(source))
+
+
+def captured(source: Repository, work: Path, max_bytes: int = 1 << 20) -> tuple[Patch, dict[str, bytes]]:
+    """The patch of `work`, proven by applying it to the base; with the resulting files."""
+    base = prepared(source)
+    patch = patch_of_tar(tar_of(work), base, max_bytes)
+    with tempfile.TemporaryDirectory() as scratch:
+        store = Store.create(Path(scratch) / "proof", alternate=base.store)
+        assert apply_to_tree(store, base.base_tree, patch.diff, Path(scratch) / "index") == patch.tree
+        entries = store.entries(patch.tree)
+        contents = dict(zip(entries, store.blobs([entry.blob for entry in entries.values()]), strict=True))
+    return patch, {os.fsdecode(path): content for path, content in contents.items()}

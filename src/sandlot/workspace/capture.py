@@ -72,8 +72,9 @@ def patch_of_tar(tar: IO[bytes], prepared: Prepared, max_bytes: int = PATCH_LIMI
                 raise CaptureError(
                     f"the patch is {len(diff)} bytes, more than {max_bytes}, even without {len(omitted)} new binaries"
                 )
-        files = [_name(change.path) for change in store.changes(prepared.base_tree, tree)]
-        return Patch(diff, tree, tuple(files), tuple(_name(path) for path in omitted))
+        paths = sorted(prepared.entries.keys() | final.keys())
+        changed = [path for path in paths if prepared.entries.get(path) != final.get(path)]
+        return Patch(diff, tree, tuple(map(_name, changed)), tuple(map(_name, omitted)))
 
 
 def _new_binaries(store: Store, new: dict[bytes, Entry]) -> list[tuple[int, bytes]]:

@@ -81,14 +81,21 @@ _SETTINGS = (
     "core.precomposeUnicode=false",
     "core.fsmonitor=false",
     "core.untrackedCache=false",
+    "core.fsync=none",
     "apply.whitespace=nowarn",
     "diff.renames=false",
     "diff.noprefix=false",
     "diff.mnemonicPrefix=false",
+    "fastimport.unpackLimit=1",
     "gc.auto=0",
     "init.defaultBranch=main",
     "safe.directory=*",
 )
+
+
+def git_command(*arguments: str | bytes) -> list[str | bytes]:
+    """A git command line with our settings."""
+    return ["git", *(part for setting in _SETTINGS for part in ("-c", setting)), *arguments]
 
 
 def run_git(
@@ -99,10 +106,9 @@ def run_git(
     allowed: Sequence[int] = (0,),
 ) -> bytes:
     """Run git in `cwd` and return its stdout; `GitError` when it ends with a status that is not `allowed`."""
-    settings = [part for setting in _SETTINGS for part in ("-c", setting)]
     try:
         done = subprocess.run(
-            ["git", *settings, *arguments],
+            git_command(*arguments),
             cwd=cwd,
             env={**git_environment(), **(environment or {})},
             input=stdin if stdin is not None else b"",
@@ -124,6 +130,14 @@ def _name(arguments: Sequence[str | bytes]) -> str:
     return " ".join(os.fsdecode(a) for a in arguments[:3])
 
 
+def make_repository(path: Path, *, bare: bool) -> None:
+    """An empty repository whose git directory is `path`: what `git init` makes, without templates and a process."""
+    for name in ("objects/info", "objects/pack", "refs/heads"):
+        (path / name).mkdir(parents=True, exist_ok=True)
+    (path / "HEAD").write_text("ref: refs/heads/main\n")
+    (path / "config").write_text(f"[core]\n\trepositoryformatversion = 0\n\tbare = {str(bare).lower()}\n")
+
+
 @dataclass(frozen=True)
 class Store:
     """A bare repository used for its objects. `path` is its directory; each method is one or two git commands."""
@@ -134,10 +148,8 @@ class Store:
     @classmethod
     def create(cls, path: Path, *, alternate: Store | None = None) -> Store:
         """Make an empty store; objects of `alternate` can be read through it."""
-        path.mkdir(parents=True, exist_ok=True)
-        run_git("init", "--quiet", "--bare", "--template=", ".", cwd=path)
+        make_repository(path, bare=True)
         if alternate is not None:
-            (path / "objects" / "info").mkdir(exist_ok=True)
             (path / "objects" / "info" / "alternates").write_text(f"{(alternate.path / 'objects').resolve()}\n")
         return cls(path)
 

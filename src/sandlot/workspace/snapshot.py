@@ -12,7 +12,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from sandlot.workspace.git import Entries, Entry, GitError, Store, git_environment, run_git
+from sandlot.workspace.git import (
+    Entries,
+    Entry,
+    GitError,
+    Store,
+    git_command,
+    git_environment,
+    make_repository,
+    run_git,
+)
 
 IGNORED_ALWAYS = (
     "__pycache__/",
@@ -109,7 +118,7 @@ def _blob_writer(store: Store) -> Iterator[_Write]:
     """A function that puts a blob into the store, through one `git fast-import`."""
     with tempfile.TemporaryFile() as said:
         importer = subprocess.Popen(
-            ["git", "fast-import", "--quiet", "--done"],
+            git_command("fast-import", "--quiet", "--done"),
             cwd=store.path,
             env={**git_environment(), "GIT_DIR": str(store.path)},
             stdin=subprocess.PIPE,
@@ -154,14 +163,15 @@ def ignored(store: Store, base: Entries, paths: list[bytes]) -> set[bytes]:
     rules = {path: entry for path, entry in rules.items() if entry.mode != "120000"}
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch)
-        run_git("init", "--quiet", "--template=", ".", cwd=root)
-        (root / ".git" / "info").mkdir(exist_ok=True)
+        make_repository(root / ".git", bare=False)
+        (root / ".git" / "info").mkdir()
         (root / ".git" / "info" / "exclude").write_text("\n".join(IGNORED_ALWAYS) + "\n")
         contents = store.blobs([entry.blob for entry in rules.values()])
         for path, content in zip(rules, contents, strict=True):
             target = root / os.fsdecode(path)
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(content)
-        lines = b"".join(path + b"\0" for path in paths)
+        # `./` keeps git from reading a name like `:!x` as more than a name.
+        lines = b"".join(b"./%s\0" % path for path in paths)
         said = run_git("check-ignore", "--no-index", "-z", "--stdin", cwd=root, stdin=lines, allowed=(0, 1))
-    return {path for path in said.split(b"\0") if path}
+    return {path[2:] for path in said.split(b"\0") if path}
