@@ -16,7 +16,7 @@ from sandlot.sandbox.local import LocalBackend
 from sandlot.sandbox.remote import owner
 from sandlot.sandbox.remote.tunnel import Tunnel
 from support.backends import CLOUDS, _free_port, cloud_backend
-from support.fake_clouds import Cloud, NotFoundError
+from support.fake_clouds import Cloud
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -74,13 +74,40 @@ async def test_what_cannot_be_done_is_refused_at_create(cloud: Cloud, name: str,
     for spec, said in (
         (SandboxSpec(), "host"),
         (SandboxSpec(image="/some/file.tar"), "cannot boot"),
-        (SandboxSpec(image="x", network="gateway"), "advertise_url"),
         (SandboxSpec(image="x", workdir="relative"), "absolute"),
         (SandboxSpec(image="x", layers=(Layer(tmp_path, "/opt/none"),)), "into the image"),
     ):
         with pytest.raises(SandboxUnavailableError, match=said):
             await backend.create(spec)
+    if not backend.builds:
+        with pytest.raises(SandboxUnavailableError, match="builds no Dockerfile"):
+            await backend.create(SandboxSpec(image="dockerfile:/some/place"))
+    if not backend.streams:
+        with pytest.raises(SandboxUnavailableError, match=r"stdin open.*give an advertise_url"):
+            await backend.create(SandboxSpec(image="x", network="gateway"))
     assert cloud.running == {}
+    another = cloud_backend(name, cloud)
+    if backend.snapshots:
+        snapshot = await (await backend.create(SPEC)).snapshot()
+        with pytest.raises(SandboxUnavailableError, match="no snapshots but its own"):
+            await another.create(SandboxSpec(image="x", snapshot=snapshot))
+        await snapshot.discard()
+    else:
+        async with await backend.create(SPEC) as sandbox:
+            with pytest.raises(SandboxError, match="cannot freeze"):
+                await sandbox.snapshot()
+    assert cloud.running == {}
+    await another.close()
+    await backend.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"), [("modal", "/some/place/Dockerfile in /some/place"), ("daytona", "/some/place/Dockerfile")]
+)
+async def test_dockerfiles_are_left_to_the_clouds_that_build(cloud: Cloud, name: str, asked: str) -> None:
+    backend = cloud_backend(name, cloud)
+    async with await backend.create(SandboxSpec(image="dockerfile:/some/place")):
+        assert cloud.created[0]["image"] == asked
     await backend.close()
 
 
@@ -132,7 +159,7 @@ async def test_what_a_dead_run_left_is_swept(cloud: Cloud, name: str) -> None:
         assert await backend.sweep() == 1
         assert list(cloud.running) == [alive.id]
         assert await backend.sweep() == 0
-    with pytest.raises(NotFoundError):
+    with pytest.raises(cloud.gone):
         await cloud.end("sb-0")
     await backend.close()
 
@@ -184,10 +211,13 @@ async def test_the_clouds_own_processes_live_on(cloud: Cloud) -> None:
     await backend.close()
 
 
-@pytest.mark.parametrize("name", CLOUDS)
-async def test_the_way_back_to_the_gateway(cloud: Cloud, name: str) -> None:
-    url = f"tcp://127.0.0.1:{cloud.tunnel_port}"
-    backend = cloud_backend(name, cloud, advertise_url=url, bind=f"127.0.0.1:{cloud.tunnel_port}")
+WAYS = [(name, True) for name in CLOUDS] + [(name, False) for name in ("e2b", "modal", "daytona")]
+
+
+@pytest.mark.parametrize(("name", "dialled"), WAYS)
+async def test_the_way_back_to_the_gateway(cloud: Cloud, name: str, dialled: bool) -> None:
+    url = {"advertise_url": f"tcp://127.0.0.1:{cloud.tunnel_port}", "bind": f"127.0.0.1:{cloud.tunnel_port}"}
+    backend = cloud_backend(name, cloud, **(url if dialled else {}))
     spec = SandboxSpec(image="some-image", network="gateway")
     async with await backend.create(spec) as first, await backend.create(spec) as second:
 
@@ -204,6 +234,14 @@ async def test_the_way_back_to_the_gateway(cloud: Cloud, name: str) -> None:
         for who, sandbox in ((b"first", first), (b"second", second), (b"first", first)):
             assert (await sandbox.exec(["bash", "-c", ask])).stdout == who + b" says hello\n"
             await sandbox.kill_processes()  # the forwarder is the cloud's, not the agent's
+        if not dialled:
+            for server in servers:
+                server.close()
+            assert cloud.created[0].get("network", {"deny_out": ["0.0.0.0/0"]}) == {"deny_out": ["0.0.0.0/0"]}
+            assert cloud.created[0].get("block_network", True)
+            assert cloud.created[0].get("network_block_all", True)
+            await backend.close()
+            return
         assert not (await first.exec("cat /tmp/.sandlot/forward-9000.secret")).ok
         reader, writer = await asyncio.open_connection("127.0.0.1", cloud.tunnel_port)
         writer.write(b"0" * 64 + b"hello\n")

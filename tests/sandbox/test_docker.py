@@ -17,7 +17,7 @@ from sandlot.errors import SandboxError, SandboxLostError, SandboxUnavailableErr
 from sandlot.sandbox import Limits, SandboxSpec
 from sandlot.sandbox.docker import DockerBackend, build
 from sandlot.sandbox.remote import owner
-from support.backends import podman_host
+from support.backends import MAKER, podman_host
 from support.image_files import Entry, directory, make_tar
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
@@ -30,7 +30,7 @@ async def backend() -> AsyncIterator[DockerBackend]:
     await made.close()
 
 
-async def _containers(backend: DockerBackend, maker: str = owner.labels(0)["sandlot.owner"]) -> list[str]:
+async def _containers(backend: DockerBackend, maker: str = MAKER) -> list[str]:
     """Containers of this process, or of another's; more processes than this one use the daemon."""
     docker = await backend._client()
     labels = [owner.MINE, f"sandlot.owner={maker}"]

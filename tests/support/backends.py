@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import importlib.util
 import os
 import socket
 import subprocess
@@ -12,34 +13,50 @@ from typing import Any, cast
 
 import pytest
 
-from sandlot.sandbox import SANDBOXES, Sandbox, SandboxBackend, SandboxSpec
+from sandlot.sandbox import SANDBOXES, Check, Sandbox, SandboxBackend, SandboxSpec
 from sandlot.sandbox.local import LocalBackend
+from sandlot.sandbox.remote import owner
 from support import fake_clouds
 
 CLOUDS = ["e2b", "modal", "daytona", "kubernetes"]
+BRIDGES = ["harbor"] if importlib.util.find_spec("harbor") else []
+"""Harbor's environments, in an environment of Python that has Harbor; there is one on this machine, our own."""
 ON_THIS_MACHINE = ["local", pytest.param("docker", marks=pytest.mark.slow)]
-EVERYWHERE = ["local", *(pytest.param(name, marks=pytest.mark.slow) for name in ("docker", *CLOUDS))]
+EVERYWHERE = ["local", *(pytest.param(name, marks=pytest.mark.slow) for name in ("docker", *CLOUDS, *BRIDGES))]
 """Modules that name this as `BACKENDS` are run over all of them."""
+FREEZING = [*ON_THIS_MACHINE, *(pytest.param(name, marks=pytest.mark.slow) for name in ("e2b", "modal", "daytona"))]
+"""Those that keep the files of a sandbox."""
+MAKER = owner.labels(0)["sandlot.owner"]
+"""Us, among the processes that use a daemon."""
 
 FROM_REMOTE = {"SANDLOT_EXEC", "SANDLOT_SANDBOX", "container", "HOSTNAME", "TERM"}
 """Variables that container runtimes and the way there add to a command's environment."""
+LOCAL_ENVIRONMENT = "sandlot.sandbox.harbor.environment:LocalEnvironment"
 PODMAN = Path(__file__).parents[2] / "tools/podman-service.sh"
 
 
 class HostImage:
     """A cloud whose image `host` is what the double boots, for suites that name no other."""
 
-    def __init__(self, inner: SandboxBackend, image: str) -> None:
-        self.inner, self._image = inner, image
+    cloud: fake_clouds.Cloud
+
+    def __init__(self, inner: SandboxBackend, **always: Any) -> None:
+        self.inner, self._always = inner, always
         self.name = inner.name
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
         if spec.image == "host":
-            spec = dataclasses.replace(spec, image=self._image)
+            spec = dataclasses.replace(spec, **self._always)
         return await self.inner.create(spec)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
+    async def doctor(self) -> list[Check]:
+        return await self.inner.doctor()
+
+    async def sweep(self) -> int:
+        return await self.inner.sweep()
+
+    async def close(self) -> None:
+        await self.inner.close()
 
 
 def podman_host() -> str:
@@ -72,7 +89,15 @@ async def open_backend(name: str) -> tuple[Any, Any]:
             await cloud.close()
             await local.close()
 
-        return HostImage(backend, "some-image"), end
+        host = HostImage(backend, image="some-image")
+        host.cloud = cloud
+        return host, end
+    if name == "harbor":
+        from sandlot.sandbox.harbor import HarborBackend
+
+        kwargs = {"image": "host"}
+        bridge = HarborBackend(LOCAL_ENVIRONMENT, kwargs=kwargs, per_second=1000.0)
+        return HostImage(bridge, image="some-image", network="off"), nothing
 
     return LocalBackend(), nothing
 

@@ -5,17 +5,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
+import shlex
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from sandlot.sandbox import Sandbox, SandboxSpec
+from sandlot.sandbox import Process as Running
+from sandlot.sandbox import Sandbox, SandboxSpec, Snapshot
 from sandlot.sandbox.local import LocalBackend
 
-
-class NotFoundError(Exception):
-    """What each SDK raises for a sandbox that is gone; its name is what counts."""
+GONE = {
+    name: type(error, (Exception,), {})
+    for name, error in {
+        "e2b": "SandboxNotFoundException",
+        "modal": "NotFoundError",
+        "daytona": "DaytonaNotFoundError",
+        "kubernetes": "SandboxNotFoundError",
+    }.items()
+}
+"""What each SDK raises for a sandbox that is gone; its name is what counts."""
 
 
 class CommandExitException(Exception):
@@ -39,17 +49,22 @@ class Cloud:
     created: list[dict[str, Any]] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
     fail_next: Exception | None = None
+    gone: type[Exception] = Exception
+    frozen: dict[str, Snapshot] = field(default_factory=dict)
+    numbers: dict[str, int] = field(default_factory=dict)
     _numbers: Any = field(default_factory=itertools.count)
     _servers: list[asyncio.Server] = field(default_factory=list)
 
     async def boot(self, **how: Any) -> str:
         self.created.append(how)
-        sandbox = await self.local.create(SandboxSpec(network="gateway", workdir="/var/tmp/boot"))
+        snapshot = self.frozen.get(str(how["image"]))
+        sandbox = await self.local.create(SandboxSpec(network="gateway", workdir="/var/tmp/boot", snapshot=snapshot))
         if self.tunnel_port:
             relay = await asyncio.start_server(self._relay, sock=sandbox.listen(self.tunnel_port))
             self._servers.append(relay)
         name = f"sb-{next(self._numbers)}"
         self.running[name] = sandbox
+        self.numbers[name] = len(self.created) - 1
         return name
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -71,19 +86,35 @@ class Cloud:
             error, self.fail_next = self.fail_next, None
             raise error
         if name not in self.running:
-            raise NotFoundError(name)
+            raise self.gone(name)
         self.calls.append(argv[-1])
         result = await self.running[name].exec(argv, user="root", cwd="/", timeout=timeout, stdin=stdin)
         return (-1 if result.exit_code is None else result.exit_code), result.stdout.decode("utf-8", "replace")
 
+    async def stream(self, name: str, line: str) -> Streamed:
+        """A command whose stdin stays open: on a raw terminal, which carries bytes both ways."""
+        if name not in self.running:
+            raise self.gone(name)
+        command = ["sh", "-c", f"stty raw -echo; exec {line}"]
+        process, fd = await self.running[name].terminal(command, user="root", cwd="/")  # type: ignore[attr-defined]
+        return Streamed(process, fd)
+
+    async def freeze(self, name: str) -> str:
+        kept = f"frozen-{next(self._numbers)}"
+        self.frozen[kept] = await self.running[name].snapshot()
+        return kept
+
+    async def thaw(self, kept: str) -> None:
+        await self.frozen.pop(kept).discard()
+
     async def write(self, name: str, path: str, data: bytes) -> None:
         if name not in self.running:
-            raise NotFoundError(name)
+            raise self.gone(name)
         await self.running[name].write_file(path, data, user="root")
 
     async def end(self, name: str) -> None:
         if (sandbox := self.running.pop(name, None)) is None:
-            raise NotFoundError(name)
+            raise self.gone(name)
         await sandbox.kill()
 
     async def close(self) -> None:
@@ -93,26 +124,74 @@ class Cloud:
             await self.end(name)
 
 
+class Streamed:
+    """A command and our side of its terminal."""
+
+    def __init__(self, process: Running, fd: int) -> None:
+        self.process, self._fd = process, fd
+
+    async def output(self) -> AsyncIterator[bytes]:
+        while True:
+            try:
+                data = await asyncio.to_thread(os.read, self._fd, 1 << 16)
+            except OSError:  # nobody has the other side any more
+                return
+            yield data
+
+    async def send(self, data: bytes) -> None:
+        while data:
+            data = data[await asyncio.to_thread(os.write, self._fd, data) :]
+
+    async def end(self) -> None:
+        await self.process.kill()
+
+
 def e2b(cloud: Cloud) -> Any:
     """`e2b.AsyncSandbox`."""
+    cloud.gone = GONE["e2b"]
 
     def handle(name: str) -> Any:
-        async def run(cmd: str, *, user: str, cwd: str, timeout: float) -> Any:
+        async def run(cmd: str, *, user: str, cwd: str, timeout: float, background: bool = False, **more: Any) -> Any:
+            if background:
+                return await start(cmd, timeout=timeout, **more)
             code, out = await cloud.run(name, ["bash", "-l", "-c", cmd], timeout)
             if code != 0:
                 raise CommandExitException(code, out)
             return SimpleNamespace(exit_code=0, stdout=out, stderr="")
 
+        async def start(
+            cmd: str, *, timeout: float, stdin: bool, on_stdout: Any, on_stderr: Any, retain_output: bool
+        ) -> Any:
+            assert stdin
+            assert timeout == 0
+            command = await cloud.stream(name, shlex.join(["bash", "-l", "-c", cmd]))
+
+            async def wait() -> None:
+                async for data in command.output():
+                    await on_stdout(data.decode())
+
+            return SimpleNamespace(wait=wait, send_stdin=command.send, kill=command.end)
+
         async def write(path: str, data: bytes, *, user: str) -> None:
             await cloud.write(name, path, data)
 
-        return SimpleNamespace(
+        async def create_snapshot(*, mode: str) -> Any:
+            assert mode == "filesystem"
+            return SimpleNamespace(snapshot_id=await cloud.freeze(name))
+
+        return Handle(
             sandbox_id=name,
-            metadata=cloud.created[int(name[3:])].get("metadata"),
+            metadata=cloud.created[cloud.numbers[name]].get("metadata"),
             commands=SimpleNamespace(run=run),
             files=SimpleNamespace(write=write),
             kill=lambda: cloud.end(name),
+            create_snapshot=create_snapshot,
         )
+
+    class Handle(SimpleNamespace):
+        @staticmethod
+        async def delete_snapshot(kept: str) -> None:
+            await cloud.thaw(kept)
 
     async def create(
         template: str, timeout: int, metadata: dict[str, str], envs: dict[str, str], network: dict[str, Any]
@@ -142,6 +221,7 @@ class _Aio:
 
 def modal(cloud: Cloud) -> Any:
     """The module `modal`."""
+    cloud.gone = GONE["modal"]
 
     class Process:
         def __init__(self, name: str, argv: tuple[str, ...], timeout: int) -> None:
@@ -165,29 +245,57 @@ def modal(cloud: Cloud) -> Any:
         async def _wait(self) -> int:
             return (await self._run())[0]
 
+    class Live:
+        """A command whose stdin stays open."""
+
+        def __init__(self, command: Streamed) -> None:
+            self._command, self._waiting = command, bytearray()
+            self.stdout = command.output()
+            self.stderr = self._nothing()
+            self.stdin = SimpleNamespace(write=self._waiting.extend, write_eof=self._eof, drain=_Aio(self._drain))
+            self._ended = False
+
+        async def _nothing(self) -> AsyncIterator[bytes]:
+            for data in ():
+                yield data
+
+        def _eof(self) -> None:
+            self._ended = True
+
+        async def _drain(self) -> None:
+            data = bytes(self._waiting)
+            self._waiting.clear()
+            await self._command.send(data)
+            if self._ended:
+                await self._command.end()
+
     def handle(name: str) -> Any:
-        async def execute(*argv: str, timeout: int, text: bool = True) -> Process:
+        async def execute(*argv: str, timeout: int | None = None, text: bool = True) -> Any:
+            if timeout is None:
+                return Live(await cloud.stream(name, shlex.join(argv)))
             return Process(name, argv, timeout)
 
-        async def set_tags(tags: dict[str, str]) -> None:
-            cloud.created[int(name[3:])]["metadata"] = tags
+        async def snapshot_filesystem(*, timeout: int, ttl: int) -> Any:
+            return await cloud.freeze(name)
 
         async def get_tags() -> dict[str, str]:
-            found: dict[str, str] = cloud.created[int(name[3:])]["metadata"]
+            found: dict[str, str] = cloud.created[cloud.numbers[name]]["metadata"]
             return found
 
         return SimpleNamespace(
             object_id=name,
             exec=_Aio(execute),
             terminate=_Aio(lambda: cloud.end(name)),
-            set_tags=_Aio(set_tags),
+            snapshot_filesystem=_Aio(snapshot_filesystem),
             get_tags=_Aio(get_tags),
         )
 
-    async def create(*argv: str, app: Any, image: str, timeout: int, env: dict[str, str], **other: Any) -> Any:
+    async def create(
+        *argv: str, app: Any, image: str, timeout: int, env: dict[str, str], tags: dict[str, str], **other: Any
+    ) -> Any:
         assert argv == ("sleep", "infinity")
         assert timeout <= 86_400
-        return handle(await cloud.boot(image=image, seconds=timeout, env=env, **other))
+        return handle(await cloud.boot(image=image, seconds=timeout, env=env, metadata=tags, **other))
 
     async def lookup(name: str, *, create_if_missing: bool) -> Any:
         return SimpleNamespace(app_id=f"ap-{name}")
@@ -198,28 +306,61 @@ def modal(cloud: Cloud) -> Any:
 
     return SimpleNamespace(
         App=SimpleNamespace(lookup=_Aio(lookup)),
-        Image=SimpleNamespace(from_registry=lambda name: name),
+        Image=SimpleNamespace(
+            from_registry=lambda name: name, from_dockerfile=lambda path, *, context_dir: f"{path} in {context_dir}"
+        ),
         Sandbox=SimpleNamespace(create=_Aio(create), list=_Aio(listed)),
     )
 
 
 def daytona(cloud: Cloud) -> tuple[Any, Any]:
     """An `AsyncDaytona` and the module `daytona`."""
+    cloud.gone = GONE["daytona"]
 
     def handle(name: str) -> Any:
         async def execute(command: str, *, cwd: str, timeout: int) -> Any:
             code, out = await cloud.run(name, ["sh", "-c", command], timeout)
             return SimpleNamespace(exit_code=code, result=out)
 
+        sessions: dict[str, Streamed] = {}
+
+        async def create_session(session: str) -> None: ...
+
+        async def execute_session_command(session: str, request: Any) -> Any:
+            assert request.run_async
+            sessions[session] = await cloud.stream(name, request.command)
+            return SimpleNamespace(cmd_id=f"command-of-{session}")
+
+        async def logs(session: str, command: str, on_stdout: Any, on_stderr: Any) -> None:
+            async for data in sessions[session].output():
+                await on_stdout(data.decode())
+
+        async def send(session: str, command: str, data: str) -> None:
+            await sessions[session].send(data.encode())
+
+        async def create_snapshot(kept: str, *, timeout: float) -> None:
+            cloud.frozen[kept] = cloud.frozen.pop(await cloud.freeze(name))
+
+        process = SimpleNamespace(
+            exec=execute,
+            create_session=create_session,
+            execute_session_command=execute_session_command,
+            get_session_command_logs_async=logs,
+            send_session_command_input=send,
+            delete_session=lambda session: sessions.pop(session).end(),
+        )
         return SimpleNamespace(
             id=name,
-            labels=cloud.created[int(name[3:])]["labels"],
-            process=SimpleNamespace(exec=execute),
+            labels=cloud.created[cloud.numbers[name]]["labels"],
+            process=process,
+            create_snapshot=create_snapshot,
             fs=SimpleNamespace(upload_file=lambda data, path: cloud.write(name, path, data)),
         )
 
     async def create(params: Any, *, timeout: int) -> Any:
-        return handle(await cloud.boot(**vars(params)))
+        how = dict(vars(params))
+        how.setdefault("image", how.get("snapshot"))
+        return handle(await cloud.boot(**how))
 
     async def listed() -> AsyncIterator[Any]:
         for name in cloud.running:
@@ -227,16 +368,24 @@ def daytona(cloud: Cloud) -> tuple[Any, Any]:
 
     async def close() -> None: ...
 
-    client = SimpleNamespace(create=create, delete=lambda one: cloud.end(one.id), list=listed, close=close)
+    snapshots = SimpleNamespace(delete=cloud.thaw)
+    client = SimpleNamespace(
+        create=create, delete=lambda one: cloud.end(one.id), list=listed, close=close, snapshot=snapshots
+    )
     parameters = SimpleNamespace
     module = SimpleNamespace(
-        CreateSandboxFromImageParams=parameters, CreateSandboxFromSnapshotParams=parameters, Resources=parameters
+        CreateSandboxFromImageParams=parameters,
+        CreateSandboxFromSnapshotParams=parameters,
+        Image=SimpleNamespace(from_dockerfile=lambda path: path),
+        Resources=parameters,
+        SessionExecuteRequest=parameters,
     )
     return client, module
 
 
 def kubernetes(cloud: Cloud) -> Any:
     """A `k8s_agent_sandbox.AsyncSandboxClient`."""
+    cloud.gone = GONE["kubernetes"]
 
     def handle(name: str) -> Any:
         async def run(command: str, *, timeout: int, command_timeout: float) -> Any:

@@ -25,6 +25,7 @@ SANDBOXES = Registry(
         "e2b": "sandlot.sandbox.e2b:E2BBackend",
         "modal": "sandlot.sandbox.modal:ModalBackend",
         "daytona": "sandlot.sandbox.daytona:DaytonaBackend",
+        "harbor": "sandlot.sandbox.harbor:HarborBackend",
         "kubernetes": "sandlot.sandbox.kubernetes:KubernetesBackend",
     },
 )

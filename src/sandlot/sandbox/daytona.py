@@ -1,7 +1,8 @@
-"""Sandboxes of Daytona: an image of a registry, or `snapshot:NAME`."""
+"""Sandboxes of Daytona: an image of a registry or of a Dockerfile, or `snapshot:NAME`."""
 
 from __future__ import annotations
 
+import secrets
 import shlex
 import socket
 from collections.abc import Mapping
@@ -10,14 +11,17 @@ from typing import Any
 from sandlot.errors import MissingDependencyError, SandboxError, SandboxLostError
 from sandlot.sandbox.base import SandboxSpec
 from sandlot.sandbox.remote import owner
-from sandlot.sandbox.remote.cloud import CloudBackend, Machine
+from sandlot.sandbox.remote.cloud import DOCKERFILE, CloudBackend, Frozen, Machine
+from sandlot.sandbox.remote.process import HandedStream, Stream
 
 _SNAPSHOT = "snapshot:"
+_LOST = ("DaytonaNotFoundError", "DaytonaGoneError")
+_FINAL = ("DaytonaAuthenticationError", "DaytonaForbiddenError", "DaytonaBadRequestError")
 
 
 class _Machine(Machine):
-    def __init__(self, client: Any, sandbox: Any) -> None:
-        self._client, self._sandbox, self.id = client, sandbox, str(sandbox.id)
+    def __init__(self, sdk: Any, client: Any, sandbox: Any) -> None:
+        self._sdk, self._client, self._sandbox, self.id = sdk, client, sandbox, str(sandbox.id)
 
     async def call(self, line: str, seconds: float) -> tuple[int, str]:
         try:
@@ -33,6 +37,30 @@ class _Machine(Machine):
         except Exception as error:
             raise _ours(error) from error
 
+    async def stream(self, line: str) -> Stream:
+        process, session = self._sandbox.process, f"sandlot-{secrets.token_hex(6)}"
+        request = self._sdk.SessionExecuteRequest(
+            command=shlex.join(["sh", "-c", line]), run_async=True, suppress_input_echo=True
+        )
+        try:
+            await process.create_session(session)
+            command = (await process.execute_session_command(session, request)).cmd_id
+        except Exception as error:
+            raise _ours(error) from error
+        return HandedStream(
+            lambda stream: process.get_session_command_logs_async(session, command, stream.out, stream.err),
+            lambda data: process.send_session_command_input(session, command, data.decode()),
+            lambda: process.delete_session(session),
+        )
+
+    async def freeze(self) -> Frozen:
+        name = f"sandlot-{secrets.token_hex(6)}"
+        try:
+            await self._sandbox.create_snapshot(name, timeout=600)
+        except Exception as error:
+            raise _ours(error) from error
+        return Frozen(_SNAPSHOT + name, lambda: self._client.snapshot.delete(name))
+
     async def end(self) -> None:
         try:
             await self._client.delete(self._sandbox)
@@ -45,6 +73,7 @@ class DaytonaBackend(CloudBackend):
     """See `SandboxBackend`. `client`: an `AsyncDaytona`. `sdk`: the module `daytona`."""
 
     name = "daytona"
+    streams = snapshots = builds = True
 
     def __init__(self, client: Any = None, *, sdk: Any = None, **options: Any) -> None:
         super().__init__(**options)
@@ -72,30 +101,32 @@ class DaytonaBackend(CloudBackend):
             "ephemeral": True,
             "auto_stop_interval": 0,
             "ttl_minutes": max(1, int(limits.wall_clock / 60) + 1),
-            "network_block_all": spec.network == "off",
+            "network_block_all": spec.network == "off" or self.tunnel is None,
         }
         if spec.network == "gateway" and self.tunnel is not None:
             common["network_allow_list"] = f"{socket.gethostbyname(self.tunnel.host)}/32"
         try:
-            if spec.image.startswith(_SNAPSHOT):
-                name = spec.image.removeprefix(_SNAPSHOT)
+            image = self.source(spec)
+            if image.startswith(_SNAPSHOT):
+                name = image.removeprefix(_SNAPSHOT)
                 params = sdk.CreateSandboxFromSnapshotParams(snapshot=name, **common)
             else:
                 size = {"memory": max(1, limits.memory >> 30), "disk": max(1, limits.disk >> 30)}
                 if limits.cpu is not None:
                     size["cpu"] = max(1, round(limits.cpu))
-                image = spec.image.removeprefix("docker://")
+                if image.startswith(DOCKERFILE):
+                    image = sdk.Image.from_dockerfile(f"{image.removeprefix(DOCKERFILE)}/Dockerfile")
                 params = sdk.CreateSandboxFromImageParams(image=image, resources=sdk.Resources(**size), **common)
             sandbox = await self._client.create(params, timeout=300)
         except Exception as error:
             raise _ours(error) from error
-        return _Machine(self._client, sandbox)
+        return _Machine(self._module, self._client, sandbox)
 
     async def dead(self) -> list[Machine]:
         """See `CloudBackend.dead`."""
         self._sdk()
         found = [one async for one in self._client.list()]
-        return [_Machine(self._client, one) for one in found if owner.is_dead(one.labels or {})]
+        return [_Machine(self._module, self._client, one) for one in found if owner.is_dead(one.labels or {})]
 
     async def examine(self) -> str:
         """See `CloudBackend.examine`."""
@@ -113,6 +144,6 @@ class DaytonaBackend(CloudBackend):
 
 def _ours(error: Exception) -> SandboxError:
     name = type(error).__name__
-    if "NotFound" in name:
+    if name in _LOST:
         return SandboxLostError(f"the daytona sandbox is gone: {error}")
-    return SandboxError(f"daytona: {name}: {error}")
+    return SandboxError(f"daytona: {name}: {error}", retryable=name not in _FINAL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shlex
 from collections.abc import Mapping
 from typing import Any
@@ -9,9 +10,12 @@ from typing import Any
 from sandlot.errors import MissingDependencyError, SandboxError, SandboxLostError
 from sandlot.sandbox.base import SandboxSpec
 from sandlot.sandbox.remote import owner
-from sandlot.sandbox.remote.cloud import CloudBackend, Machine
+from sandlot.sandbox.remote.cloud import CloudBackend, Frozen, Machine
+from sandlot.sandbox.remote.process import HandedStream, Stream
 
 _EVERYWHERE = "0.0.0.0/0"
+_LOST = ("NotFoundException", "SandboxNotFoundException", "SandboxNotRunningException")
+_FINAL = ("AuthenticationException", "InvalidArgumentException", "TemplateException")
 
 
 class _Machine(Machine):
@@ -35,6 +39,43 @@ class _Machine(Machine):
         except Exception as error:
             raise _ours(error) from error
 
+    async def stream(self, line: str) -> Stream:
+        handle: Any = None
+        started = asyncio.Event()
+
+        async def run(stream: HandedStream) -> None:
+            nonlocal handle
+            handle = await self._sandbox.commands.run(
+                shlex.join(["sh", "-c", line]),
+                background=True,
+                stdin=True,
+                user="root",
+                cwd="/",
+                timeout=0,
+                on_stdout=stream.out,
+                on_stderr=stream.err,
+                retain_output=False,
+            )
+            started.set()
+            await handle.wait()
+
+        async def write(data: bytes) -> None:
+            await started.wait()
+            await handle.send_stdin(data)
+
+        async def close() -> None:
+            if handle is not None:
+                await handle.kill()
+
+        return HandedStream(run, write, close)
+
+    async def freeze(self) -> Frozen:
+        try:
+            made = await self._sandbox.create_snapshot(mode="filesystem")
+        except Exception as error:
+            raise _ours(error) from error
+        return Frozen(made.snapshot_id, lambda: type(self._sandbox).delete_snapshot(made.snapshot_id))
+
     async def end(self) -> None:
         try:
             await self._sandbox.kill()
@@ -49,6 +90,7 @@ class E2BBackend(CloudBackend):
     """
 
     name = "e2b"
+    streams = snapshots = True
 
     def __init__(self, client: Any = None, *, image_key: str = "", template: str = "base", **options: Any) -> None:
         super().__init__(**options)
@@ -65,14 +107,16 @@ class E2BBackend(CloudBackend):
 
     async def boot(self, spec: SandboxSpec, labels: Mapping[str, str]) -> Machine:
         """See `CloudBackend.boot`."""
-        routed = {self._image_key: spec.image} if self._image_key else {}
+        template, routed = self.source(spec), {}
+        if self._image_key and spec.snapshot is None:
+            template, routed = self._template, {self._image_key: template}
         network: dict[str, Any] = {"deny_out": [_EVERYWHERE]}
         if spec.network == "gateway" and self.tunnel is not None:
             network["allow_out"] = [self.tunnel.host]
         sdk = self._sdk()
         try:
             sandbox = await sdk.create(
-                template=self._template if self._image_key else spec.image,
+                template=template,
                 timeout=int(spec.limits.wall_clock),
                 metadata={**labels, **routed},
                 envs=dict(spec.env),
@@ -100,8 +144,6 @@ class E2BBackend(CloudBackend):
 
 def _ours(error: Exception) -> SandboxError:
     name = type(error).__name__
-    if "NotFound" in name:
+    if name in _LOST:
         return SandboxLostError(f"the e2b sandbox is gone: {error}")
-    return SandboxError(
-        f"e2b: {name}: {error}", retryable=name not in ("AuthenticationException", "InvalidArgumentException")
-    )
+    return SandboxError(f"e2b: {name}: {error}", retryable=name not in _FINAL)

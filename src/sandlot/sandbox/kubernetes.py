@@ -17,6 +17,7 @@ from sandlot.sandbox.base import SandboxSpec
 from sandlot.sandbox.remote.cloud import CloudBackend, Machine
 
 _PIECE = 48 << 10
+_FINAL = ("SandboxClaimFailedError", "SandboxTemplateNotFoundError", "SandboxWarmPoolNotFoundError")
 
 
 class _Machine(Machine):
@@ -110,6 +111,6 @@ class KubernetesBackend(CloudBackend):
 
 def _ours(error: Exception) -> SandboxError:
     name = type(error).__name__
-    if "NotFound" in name or getattr(error, "status", 0) == 404:
+    if name == "SandboxNotFoundError" or 404 in (getattr(error, "status_code", 0), getattr(error, "status", 0)):
         return SandboxLostError(f"the kubernetes sandbox is gone: {error}")
-    return SandboxError(f"kubernetes: {name}: {error}")
+    return SandboxError(f"kubernetes: {name}: {error}", retryable=name not in _FINAL)

@@ -1,15 +1,18 @@
-"""Sandboxes of Modal: an image is one of any registry."""
+"""Sandboxes of Modal: an image is one of any registry, or built of a Dockerfile."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from sandlot.errors import MissingDependencyError, SandboxError, SandboxLostError
 from sandlot.sandbox.base import SandboxSpec
 from sandlot.sandbox.remote import owner
-from sandlot.sandbox.remote.cloud import CloudBackend, Machine
+from sandlot.sandbox.remote.cloud import DOCKERFILE, CloudBackend, Frozen, Machine
+from sandlot.sandbox.remote.process import HandedStream, Stream
+
+_SNAPSHOT_SECONDS = 7 * 86_400
 
 
 class _Machine(Machine):
@@ -39,6 +42,40 @@ class _Machine(Machine):
         except Exception as error:
             raise _ours(error) from error
 
+    async def stream(self, line: str) -> Stream:
+        try:
+            process = await self._sandbox.exec.aio("sh", "-c", line, text=False)
+        except Exception as error:
+            raise _ours(error) from error
+
+        async def pass_on(source: Any, take: Callable[[bytes], Awaitable[None]]) -> None:
+            async for data in source:
+                await take(data)
+
+        async def run(stream: HandedStream) -> None:
+            await asyncio.gather(pass_on(process.stdout, stream.out), pass_on(process.stderr, stream.err))
+
+        async def write(data: bytes) -> None:
+            process.stdin.write(data)
+            await process.stdin.drain.aio()
+
+        async def close() -> None:
+            process.stdin.write_eof()
+            await process.stdin.drain.aio()
+
+        return HandedStream(run, write, close)
+
+    async def freeze(self) -> Frozen:
+        try:
+            image = await self._sandbox.snapshot_filesystem.aio(timeout=600, ttl=_SNAPSHOT_SECONDS)
+        except Exception as error:
+            raise _ours(error) from error
+
+        async def nothing() -> None:
+            """It ends by itself."""
+
+        return Frozen(image, nothing)
+
     async def end(self) -> None:
         try:
             await self._sandbox.terminate.aio()
@@ -51,6 +88,7 @@ class ModalBackend(CloudBackend):
     """See `SandboxBackend`. `sdk`: the module `modal`. `app`: the app that sandboxes belong to."""
 
     name = "modal"
+    streams = snapshots = builds = True
 
     def __init__(self, sdk: Any = None, *, app: str = "sandlot", **options: Any) -> None:
         super().__init__(**options)
@@ -75,7 +113,7 @@ class ModalBackend(CloudBackend):
             network = {"outbound_domain_allowlist": [self.tunnel.host]}
             if self.tunnel.host.replace(".", "").isdigit():
                 network = {"outbound_cidr_allowlist": [f"{self.tunnel.host}/32"]}
-        limits = spec.limits
+        limits, source = spec.limits, self.source(spec)
         try:
             async with self._looking:
                 self._app = self._app or await sdk.App.lookup.aio(self._app_name, create_if_missing=True)
@@ -83,17 +121,25 @@ class ModalBackend(CloudBackend):
                 "sleep",
                 "infinity",
                 app=self._app,
-                image=sdk.Image.from_registry(spec.image.removeprefix("docker://")),
+                image=self._image(source),
+                tags=dict(labels),
                 timeout=min(int(limits.wall_clock), 86_400),
                 cpu=limits.cpu,
                 memory=(min(512, limits.memory >> 20), limits.memory >> 20),
                 env=dict(spec.env),
                 **network,
             )
-            await sandbox.set_tags.aio(dict(labels))
         except Exception as error:
             raise _ours(error) from error
         return _Machine(sandbox)
+
+    def _image(self, source: Any) -> Any:
+        if not isinstance(source, str):
+            return source
+        if source.startswith(DOCKERFILE):
+            directory = source.removeprefix(DOCKERFILE)
+            return self._sdk().Image.from_dockerfile(f"{directory}/Dockerfile", context_dir=directory)
+        return self._sdk().Image.from_registry(source)
 
     async def dead(self) -> list[Machine]:
         """See `CloudBackend.dead`."""

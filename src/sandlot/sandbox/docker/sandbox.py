@@ -123,9 +123,8 @@ class DockerSandbox(RemoteSandbox):
         before, self._memory_kills = self._memory_kills, netns.memory_kills(self._memory_file)
         return self._memory_kills > before
 
-    async def kill_processes(self) -> None:
-        """See `Sandbox.kill_processes`. The container's first shell does it, which no fork bomb can keep from it."""
-        self._check_alive()
+    async def _kill_all(self) -> None:
+        # The container's first shell does it, which no fork bomb can keep from it.
         deadline = time.monotonic() + _KILL_SECONDS
         while time.monotonic() < deadline:
             with api_errors():

@@ -7,11 +7,12 @@ import shlex
 import socket
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sandlot.errors import SandboxError, SandboxLostError, SandboxUnavailableError
-from sandlot.sandbox.base import AGENT_USER, Check, SandboxSpec
+from sandlot.sandbox.base import AGENT_USER, Check, SandboxSpec, Snapshot
 from sandlot.sandbox.remote import owner, scripts
 from sandlot.sandbox.remote.process import Stream, new_mark
 from sandlot.sandbox.remote.sandbox import AGENT_ID, RemoteSandbox
@@ -19,7 +20,31 @@ from sandlot.sandbox.remote.spool import DIRECTORY, SpooledStream
 from sandlot.sandbox.remote.tunnel import FORWARDER, Tunnel
 
 _SETPRIV = ("setpriv", f"--reuid={AGENT_ID}", f"--regid={AGENT_ID}", "--clear-groups", "--no-new-privs")
+DOCKERFILE = "dockerfile:"
+"""An image that begins so is the directory of a Dockerfile."""
 _TOOLS = "setpriv setsid mkfifo base64 head tail grep tar env nohup"
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """Files that a cloud keeps: what boots from them, and what removes them."""
+
+    source: Any
+    remove: Callable[[], Awaitable[Any]]
+
+
+class CloudSnapshot:
+    """See `Snapshot`."""
+
+    def __init__(self, backend: CloudBackend, frozen: Frozen) -> None:
+        self.backend, self.source = backend, frozen.source
+        self._frozen: Frozen | None = frozen
+
+    async def discard(self) -> None:
+        """See `Snapshot.discard`."""
+        frozen, self._frozen = self._frozen, None
+        if frozen is not None:
+            await frozen.remove()
 
 
 class Machine(ABC):
@@ -37,6 +62,10 @@ class Machine(ABC):
 
     async def stream(self, line: str) -> Stream:
         """Start a shell line as root whose stdin stays open, for backends that have `streams`."""
+        raise NotImplementedError
+
+    async def freeze(self) -> Frozen:
+        """Keep the files as something to boot from, for backends that have `snapshots`."""
         raise NotImplementedError
 
     @abstractmethod
@@ -77,9 +106,8 @@ class CloudSandbox(RemoteSandbox):
         line = shlex.join([*_SETPRIV, *argv] if user == AGENT_USER else argv)
         return (await self._call(line, 60.0))[0]
 
-    async def kill_processes(self) -> None:
-        """See `Sandbox.kill_processes`. What the cloud itself runs in the sandbox stays."""
-        self._check_alive()
+    async def _kill_all(self) -> None:
+        # What the cloud itself runs in the sandbox stays.
         keep = [*self._keep, *(relay.pid for relay in self._relays if relay.pid)]
         if await self._complete(scripts.kill_all(keep), "root") != 0:
             raise SandboxError("some processes could not be killed; kill the sandbox")
@@ -93,6 +121,16 @@ class CloudSandbox(RemoteSandbox):
         self._secrets.append(secret)
         self._opening.append(asyncio.create_task(self._forward(self._backend.tunnel, port, secret)))
         return listener
+
+    async def snapshot(self) -> Snapshot:
+        """See `Sandbox.snapshot`."""
+        if not self._backend.snapshots:
+            return await super().snapshot()
+        try:
+            await self.kill_processes()
+            return CloudSnapshot(self._backend, await self._machine.freeze())
+        finally:
+            await self.kill()
 
     async def _forward(self, tunnel: Tunnel, port: int, secret: str) -> None:
         base = f"{DIRECTORY}/forward-{port}"
@@ -131,6 +169,10 @@ class CloudBackend(ABC):
     """Whether the cloud can cut a sandbox off from every network."""
     streams = False
     """Whether its machines have `stream`."""
+    snapshots = False
+    """Whether its machines have `freeze`."""
+    builds = False
+    """Whether it takes `dockerfile:` and a directory for an image."""
 
     def __init__(self, *, advertise_url: str = "", bind: str = "", per_second: float = 5.0) -> None:
         self.tunnel = Tunnel(advertise_url, bind) if advertise_url else None
@@ -141,6 +183,12 @@ class CloudBackend(ABC):
     @abstractmethod
     async def boot(self, spec: SandboxSpec, labels: Mapping[str, str]) -> Machine:
         """Create a sandbox with the image, environment, network rule, labels and lifetime of `spec`."""
+
+    def source(self, spec: SandboxSpec) -> Any:
+        """What of the cloud's a spec boots from: the source of a snapshot, or the name of an image."""
+        if isinstance(spec.snapshot, CloudSnapshot):
+            return spec.snapshot.source
+        return spec.image.removeprefix("docker://")
 
     @abstractmethod
     async def examine(self) -> str:
@@ -153,9 +201,16 @@ class CloudBackend(ABC):
     def check(self, spec: SandboxSpec) -> None:
         """Refuse what the cloud cannot do."""
         if spec.snapshot is not None:
-            raise SandboxUnavailableError(f"the {self.name} backend boots from no snapshots; start from the image")
-        if spec.image == "host" or spec.image.startswith("/"):
+            if not isinstance(spec.snapshot, CloudSnapshot) or spec.snapshot.backend is not self:
+                raise SandboxUnavailableError(
+                    f"the {self.name} backend boots from no snapshots but its own; start from the image"
+                )
+        elif spec.image == "host" or spec.image.startswith("/"):
             raise SandboxUnavailableError(f"the {self.name} backend cannot boot {spec.image!r}; name an image it has")
+        elif spec.image.startswith(DOCKERFILE) and not self.builds:
+            raise SandboxUnavailableError(
+                f"the {self.name} backend builds no Dockerfile; build the image, push it and name it, or use another"
+            )
         if spec.network == "gateway" and self.tunnel is None and not self.streams:
             raise SandboxUnavailableError(
                 f"{self.name} keeps no command's stdin open, over which the gateway could be reached; "
@@ -187,7 +242,7 @@ class CloudBackend(ABC):
             "users": "range",
             "limits": {"tier": "cloud"},
             "network": spec.network,
-            "image": spec.image,
+            "image": spec.image if spec.snapshot is None else "snapshot",
         }
         sandbox = CloudSandbox(self, machine, spec, facts, keep)
         self._sandboxes.add(sandbox)

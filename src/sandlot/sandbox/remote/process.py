@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import IO, Protocol
+from typing import IO, Any, Protocol
 
 from sandlot.errors import SandboxError, SandboxLostError
 from sandlot.sandbox.base import ExecResult
@@ -32,6 +33,58 @@ class Stream(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+class HandedStream:
+    """See `Stream`: for SDKs that hand pieces of output to callbacks, `out` and `err`, and end when `run` does."""
+
+    def __init__(
+        self,
+        run: Callable[[HandedStream], Awaitable[Any]],
+        write: Callable[[bytes], Awaitable[Any]],
+        close: Callable[[], Awaitable[Any]],
+    ) -> None:
+        self._pieces: asyncio.Queue[tuple[int, bytes] | None] = asyncio.Queue(64)
+        self._write, self._close = write, close
+        self._task = asyncio.create_task(self._run(run))
+
+    async def _run(self, run: Callable[[HandedStream], Awaitable[Any]]) -> None:
+        try:
+            await run(self)
+        except Exception as error:  # an SDK's own, which for some is any exit code but 0
+            await self.err(str(error))
+        await self._pieces.put(None)
+
+    async def out(self, data: bytes | str) -> None:
+        """Take a piece of stdout."""
+        await self._pieces.put((1, data.encode() if isinstance(data, str) else data))
+
+    async def err(self, data: bytes | str) -> None:
+        """Take a piece of stderr."""
+        await self._pieces.put((2, data.encode() if isinstance(data, str) else data))
+
+    async def read(self) -> tuple[int, bytes] | None:
+        """See `Stream.read`."""
+        return await self._pieces.get()
+
+    async def write(self, data: bytes) -> None:
+        """See `Stream.write`."""
+        try:
+            await self._write(data)
+        except Exception as error:  # an SDK's own
+            raise SandboxError(f"a command's stdin broke: {error}") from error
+
+    async def exit_code(self) -> int | None:
+        """Not told: such a stream runs as long as its sandbox."""
+        return None
+
+    async def close(self) -> None:
+        """See `Stream.close`."""
+        self._task.cancel()
+        try:
+            await self._close()
+        except Exception as error:  # an SDK's own
+            raise SandboxError(f"a command could not be ended: {error}") from error
 
 
 class Owner(Protocol):

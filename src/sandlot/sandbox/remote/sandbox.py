@@ -36,6 +36,7 @@ class RemoteSandbox(ABC):
         self._clock: asyncio.Task[None] | None = None
         self._relays: list[Relay] = []
         self._opening: list[asyncio.Future[None]] = []
+        self._killing_all = asyncio.Lock()
         if spec.limits.wall_clock != float("inf"):
             self._clock = asyncio.create_task(self._end_at_last())
 
@@ -196,6 +197,10 @@ class RemoteSandbox(ABC):
     async def kill_processes(self) -> None:
         """See `Sandbox.kill_processes`."""
         self._check_alive()
+        async with self._killing_all:
+            await self._kill_all()
+
+    async def _kill_all(self) -> None:
         try:
             code = await self._complete(scripts.kill_all(), "root")
         except TimeoutError:
@@ -251,10 +256,14 @@ class RemoteSandbox(ABC):
         if self.spec.network != "gateway":
             raise SandboxError('this sandbox has no network; create it with network="gateway"', retryable=False)
         self._check_alive()
-        relay = Relay(self._stream, port)
+        relay = Relay(self._start_relay, port)
         self._relays.append(relay)
         self._opening.append(relay.ready)
         return relay.listener
+
+    async def _start_relay(self, argv: Sequence[str]) -> Stream:
+        async with self._killing_all:  # one that comes back in the middle would never let that end
+            return await self._stream(argv)
 
     async def snapshot(self) -> Snapshot:
         """See `Sandbox.snapshot`."""

@@ -67,8 +67,9 @@ done
 exit 3
 """
 
-# Kills all but PID 1, this shell, and what the sandbox itself lives by ($1: pids that stay).
+# Kills all but PID 1, this shell, and what the sandbox itself lives by ($@: pids that stay, and what started them).
 _KILL_ALL = f"""{_ANCESTORS}
+for p in "$@"; do climb "$p"; done
 keep="$above$* "; n=0
 while [ $n -lt 100 ]; do
     n=$((n + 1)); victims=
@@ -190,6 +191,6 @@ for file in passwd group; do
     rm -f /etc/$file.sandlot
 done
 mkdir -p /home/agent /root /tmp "$work" && chmod 1777 /tmp && chown "$uid:$uid" /home/agent || exit 1
-[ "$(readlink -f "$work")" = / ] || chown -R "$uid:$uid" "$work"
+[ "$(readlink -f "$work")" = / ] || [ "$(stat -c %u "$work")" = "$uid" ] || chown -R "$uid:$uid" "$work"
 """
     return _script(text, str(uid), workdir)

@@ -101,8 +101,8 @@ class Tunnel:
             listener = self._targets.get(secret)
             if listener is not None and listener.fileno() >= 0:
                 there = await asyncio.open_connection(*listener.getsockname())
-                sending = asyncio.create_task(_pump(reader, there[1]))
-                await _pump(there[0], writer)
+                sending = asyncio.create_task(pump(reader, there[1]))
+                await pump(there[0], writer)
                 sending.cancel()
                 there[1].close()
         except (TimeoutError, asyncio.IncompleteReadError, OSError):
@@ -111,7 +111,8 @@ class Tunnel:
             writer.close()
 
 
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Pass on what comes until it ends or breaks."""
     with suppress(OSError):
         while data := await reader.read(1 << 16):
             writer.write(data)
