@@ -11,21 +11,16 @@ from sandlot.grading.cheats import CHEATS
 from sandlot.grading.check import check_task, check_tasks
 from sandlot.sandbox import SandboxBackend
 from sandlot.tasks import CommandGrading, HarborGrading
-from support.cheats import FIXED, GRADING, calc_patch, calc_task
+from support.cheats import calc_task
 from support.repositories import write
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-def solved(grading: object = GRADING, **more: object):  # type: ignore[no-untyped-def]
-    gold = calc_patch({"calc/core.py": FIXED}).diff
-    return calc_task(grading, **{"gold_patch": gold, **more})  # type: ignore[arg-type]
-
-
 @pytest.mark.slow
 async def test_a_good_task_holds(backend: SandboxBackend) -> None:
     told: list[str] = []
-    (checked,) = await check_tasks([solved()], backend, done=lambda row: told.append(row.task))
+    (checked,) = await check_tasks([calc_task()], backend, done=lambda row: told.append(row.task))
     assert (checked.gold, checked.again, checked.empty, checked.faults) == (1.0, 1.0, 0.0, ())
     assert set(checked.cheats) == set(CHEATS)
     assert set(checked.cheats.values()) == {0.0}
@@ -36,7 +31,7 @@ async def test_a_good_task_holds(backend: SandboxBackend) -> None:
 async def test_a_grader_that_can_be_fooled_is_found(backend: SandboxBackend) -> None:
     """This one believes a file of the work tree."""
     grading = CommandGrading("grep -q 'a + b' calc/core.py || test -e reward.txt")
-    checked = await check_task(solved(grading), backend)
+    checked = await check_task(calc_task(grading), backend)
     assert (checked.gold, checked.empty, checked.cheats["planted_reward"]) == (1.0, 0.0, 1.0)
     assert checked.faults == ("the cheat planted_reward earns 1",)
 
@@ -55,7 +50,7 @@ async def test_a_grader_that_can_be_fooled_is_found(backend: SandboxBackend) -> 
 )
 async def test_a_task_that_proves_nothing_is_found(backend: SandboxBackend, command: str, fault: str) -> None:
     for _ in range(12):
-        checked = await check_task(solved(CommandGrading(command)), backend, cheats=False)
+        checked = await check_task(calc_task(CommandGrading(command)), backend, cheats=False)
         assert checked.cheats == {}
         if fault:
             assert checked.faults == (fault,)
@@ -67,14 +62,16 @@ async def test_a_task_that_proves_nothing_is_found(backend: SandboxBackend, comm
 
 
 async def test_a_task_without_a_known_solution_cannot_be_proven(backend: SandboxBackend) -> None:
-    checked = await check_task(calc_task(), backend)
+    checked = await check_task(calc_task(gold_patch=None), backend)
     assert checked.faults == ("task calc has no known solution, so nothing can be proven",)
 
 
 async def test_a_solution_script_is_run(backend: SandboxBackend, tmp_path: Path) -> None:
     write(tmp_path / "solution", {"solve.sh": "sed -i 's/a - b/a + b/' calc/core.py\n"})
     script = b"grep -q 'a + b' calc/core.py && r=1 || r=0; echo $r > /logs/verifier/reward.txt"
-    task = calc_task(HarborGrading({"test.sh": script}), metadata={"solution": str(tmp_path / "solution")})
+    task = calc_task(
+        HarborGrading({"test.sh": script}), gold_patch=None, metadata={"solution": str(tmp_path / "solution")}
+    )
     checked = await check_task(task, backend, cheats=False)
     assert (checked.gold, checked.empty, checked.faults) == (1.0, 0.0, ())
     write(tmp_path / "solution", {"solve.sh": "exit 4\n"})

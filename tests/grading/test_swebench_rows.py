@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from sandlot.grading import grade
+from sandlot.grading.cheats import CHEATS
 from sandlot.grading.check import check_task
 from sandlot.sandbox import SandboxBackend
 from sandlot.tasks import SwebenchGrading, Task
@@ -39,7 +40,7 @@ async def test_the_real_fix_is_1_and_nothing_is_0(backend: SandboxBackend, task:
 async def test_cheats_on_a_real_package_earn_nothing(backend: SandboxBackend) -> None:
     checked = await check_task(TASKS["pathspec__pathspec-0.12.1"], backend)
     assert checked.faults == ()
-    assert len(checked.cheats) == 13
+    assert checked.cheats.keys() == CHEATS.keys()
 
 
 @pytest.mark.slow

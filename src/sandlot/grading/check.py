@@ -7,7 +7,7 @@ import io
 import tarfile
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from sandlot.grading.cheats import CHEATS, Files, View, is_test_path
 from sandlot.grading.grade import grade
 from sandlot.grading.verdict import Verdict
 from sandlot.sandbox import SandboxBackend
-from sandlot.tasks.task import R2EGrading, Task
+from sandlot.tasks.task import GradingOptions, R2EGrading, Task
 from sandlot.workspace import Prepared, capture, prepare
 from sandlot.workspace.git import Entry, Store
 from sandlot.workspace.repository import built
@@ -76,16 +76,17 @@ async def check_task(
     """Grade the solution twice, the empty patch, and (where these are right) every cheat that fits the task."""
     slots = slots or asyncio.Semaphore(1)
 
-    async def graded(patch: bytes) -> Verdict:
+    async def graded(patch: bytes, options: GradingOptions | None = None) -> Verdict:
         async with slots:
-            return await grade(task, patch, backend)
+            return await grade(task, patch, backend, options=options)
 
     try:
         async with slots:
             gold = await solution(task, backend)
     except SandlotError as error:
         return Checked(task.id, faults=(str(error),))
-    first, again, empty = await asyncio.gather(graded(gold), graded(gold), graded(b""))
+    once = replace(task.options, countercheck=False)
+    first, again, empty = await asyncio.gather(graded(gold), graded(gold, once), graded(b""))
     faults = []
     if first.reward != 1:
         faults.append(f"the solution earns {_shown(first)}")
