@@ -53,9 +53,9 @@ def test_a_row_that_would_train_wrongly_is_refused(row: Any, why: str) -> None:
 @pytest.mark.parametrize("name", [n for n in TRAINERS.names() if n not in ("parquet", "jsonl", "atif", "sft")])
 @pytest.mark.parametrize(("row", "why"), [BAD[7], BAD[8], BAD[14]], ids=["tail", "nan", "ungraded"])
 def test_every_trainers_adapter_looks(name: str, row: Any, why: str) -> None:
-    TRAINERS.get(name).rows(Export([ROW]))
+    assert list(TRAINERS.get(name).rows(Export.of([ROW])))
     with pytest.raises(TrainerDataError, match=why):
-        TRAINERS.get(name).rows(Export([row]))
+        list(TRAINERS.get(name).rows(Export.of([row])))
 
 
 @pytest.mark.parametrize("name", TRAINERS.names())
@@ -63,7 +63,7 @@ def test_unknown_options_are_refused(name: str, tmp_path: Any) -> None:
     if name in ("parquet", "jsonl"):
         return
     with pytest.raises(TrainerDataError, match="no option 'nonsense'"):
-        TRAINERS.get(name).write(tmp_path / "x", Export([ROW], options={"nonsense": "1"}))
+        TRAINERS.get(name).write(tmp_path / "x", Export.of([ROW], options={"nonsense": "1"}))
 
 
 def test_rows_of_an_episode_come_together_whatever_their_order() -> None:

@@ -78,8 +78,8 @@ def test_credit_counts_episodes_and_says_what_is_left_out(run_dir: Path) -> None
 def test_settings_of_a_form_and_of_the_run_are_used(run_dir: Path) -> None:
     told = export(str(run_dir), "--to", "prime-rl", "--set", "env_name=mine")
     trace = json.loads(Path(told["file"]).read_text().splitlines()[0])
-    assert {s["env_name"] for s in trace["samples"]} == {"mine"}
-    assert {t for s in trace["samples"] for t in s["temperatures"]} == {0.8}
+    assert trace["task"]["type"] == "mine"
+    assert {call["sampling"]["temperature"] for call in trace["calls"]} == {0.8}
 
 
 def test_the_list_shows_every_form() -> None:

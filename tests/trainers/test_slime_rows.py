@@ -35,13 +35,13 @@ def fan_out() -> list:
 def as_rollout_data(samples: list) -> list[list[list[StandIn]]]:
     """prompt × rollout × rows, as the trainer gets it."""
     nested: dict[int, dict[int, list[StandIn]]] = {}
-    for row in rows(Export(samples)):
+    for row in rows(Export.of(samples)):
         nested.setdefault(row["group_index"], {}).setdefault(row["rollout_id"], []).append(stand_in(row))
     return [list(rollouts.values()) for rollouts in nested.values()]
 
 
 def test_fields_are_aligned_to_the_response() -> None:
-    (row,) = rows(Export([make_row("a", turns=[(3, 2), (2, 3)], version="7")]))
+    (row,) = rows(Export.of([make_row("a", turns=[(3, 2), (2, 3)], version="7")]))
     assert (len(row["tokens"]), row["response_length"]) == (10, 7)
     assert row["loss_mask"] == [1, 1, 0, 0, 1, 1, 1]
     assert [lp == 0 for lp in row["rollout_log_probs"]] == [False, False, True, True, False, False, False]
@@ -81,7 +81,7 @@ def test_the_hook_gives_what_credit_gives(samples: list) -> None:
     data = train_data(arguments(), as_rollout_data(graded), reward_post_process)
     own = credit(graded, CreditConfig("grpo", abandoned="train")).samples
     by_row = {(s.episode_id, s.index): s.advantage for s in own}
-    order = rows(Export(graded))
+    order = list(rows(Export.of(graded)))
     want = [by_row[r["metadata"]["episode_id"], r["metadata"]["row"]] for r in order]
     assert data["rewards"] == pytest.approx(want)
 
@@ -115,7 +115,7 @@ def test_contradicting_siblings_and_missing_ids_are_errors() -> None:
     with pytest.raises(TrainerDataError, match="no rollout_id"):
         reward_post_process(arguments(), samples)
     with pytest.raises(CreditError, match="siblings"):
-        rows(Export([make_row("a"), make_row("a", index=1, reward=0.0)]))
+        list(rows(Export.of([make_row("a"), make_row("a", index=1, reward=0.0)])))
 
 
 def test_groups_without_a_signal_can_be_filtered() -> None:
@@ -145,7 +145,7 @@ TRAPS = [
 
 @pytest.mark.parametrize(("change", "why"), TRAPS)
 def test_every_trap_is_refused(change: dict[str, Any], why: str) -> None:
-    (row,) = rows(Export([make_row("a", turns=[(3, 2), (2, 3)])]))
+    (row,) = rows(Export.of([make_row("a", turns=[(3, 2), (2, 3)])]))
     validate([row])
     with pytest.raises(TrainerDataError, match=why):
         validate([{**row, **change}])
@@ -153,8 +153,8 @@ def test_every_trap_is_refused(change: dict[str, Any], why: str) -> None:
 
 def test_top_p_needs_replay_data() -> None:
     with pytest.raises(TrainerDataError, match="top_p = 1"):
-        rows(Export([make_row("a")], sampling={"top_p": 0.9}))
-    (row,) = rows(Export([make_row("a")]))
+        list(rows(Export.of([make_row("a")], sampling={"top_p": 0.9})))
+    (row,) = rows(Export.of([make_row("a")]))
     validate([{**row, "rollout_top_p_token_offsets": list(range(row["response_length"] + 1))}], top_p=0.9)
 
 
@@ -168,16 +168,16 @@ def test_sampling_is_the_trainers_and_what_cannot_be_trained_is_refused() -> Non
 
 
 def test_what_is_written_can_be_read(tmp_path: Path) -> None:
-    assert EXPORTER.write(tmp_path / "rows.jsonl", Export(fan_out())) == 5
+    assert EXPORTER.write(tmp_path / "rows.jsonl", Export.of(fan_out())) == 5
     read = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
-    assert read == rows(Export(fan_out()))
+    assert read == list(rows(Export.of(fan_out())))
     try:
         import torch
     except ImportError:
         with pytest.raises(MissingDependencyError, match="torch"):
-            EXPORTER.write(tmp_path / "rows.pt", Export(fan_out()))
+            EXPORTER.write(tmp_path / "rows.pt", Export.of(fan_out()))
     else:
-        EXPORTER.write(tmp_path / "rows.pt", Export(fan_out()))
+        EXPORTER.write(tmp_path / "rows.pt", Export.of(fan_out()))
         assert len(torch.load(tmp_path / "rows.pt", weights_only=False)["samples"]) == 5
 
 
@@ -187,4 +187,4 @@ def test_per_turn_credit_is_refused_where_a_row_has_one_advantage() -> None:
         replace(CreditConfig(branches="turn_discount"), gamma=0.5),
     )
     with pytest.raises(TrainerDataError, match="split_turns"):
-        rows(Export(done.samples))
+        list(rows(Export.of(done.samples)))

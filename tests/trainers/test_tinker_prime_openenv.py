@@ -3,7 +3,6 @@
 import copy
 from typing import Any
 
-import numpy as np
 import pytest
 
 from sandlot.train.credit import CreditConfig, credit
@@ -89,41 +88,116 @@ def test_tinkers_own_types_take_the_datums() -> None:
 # -- prime-rl ---------------------------------------------------------------------------------------------------------
 
 
-def test_prime_rl_samples_have_one_length() -> None:
+def streams(trace: dict[str, Any]) -> list[dict[str, list[float]]]:
+    """What the branches of a trace are: its nodes from root to leaf, joined; every stream as long as the tokens."""
+    parents = {node["parent"] for node in trace["nodes"]}
+    found = []
+    for leaf in (k for k in range(len(trace["nodes"])) if k not in parents):
+        path, at = [], leaf
+        while at is not None:
+            path.insert(0, trace["nodes"][at])
+            at = path[0]["parent"]
+        joined: dict[str, list[float]] = {"token_ids": [], "mask": [], "logprobs": [], "advantages": [], "rl": []}
+        for node in path:
+            count, sampled = len(node["token_ids"]), sum(node["mask"])
+            joined["token_ids"] += node["token_ids"]
+            joined["mask"] += node["mask"]
+            joined["rl"] += node.get("loss_weights", {}).get("rl", [0.0] * count)
+            for name in ("logprobs", "advantages"):
+                joined[name] += node.get(name) or [0.0] * count
+                assert len(node.get(name, ())) == sampled
+        found.append(joined)
+    return found
+
+
+def check_streams(found: list[dict[str, list[float]]], samples: list) -> None:
+    """The branches are the rows, token by token."""
+    assert len(found) == len(samples)
+    for branch, s in zip(found, samples, strict=True):
+        assert branch["token_ids"] == s.tokens.tolist()
+        assert branch["mask"] == (s.loss_mask == 1).tolist()
+        assert branch["logprobs"] == s.logprobs.astype(float).tolist()
+        assert branch["advantages"] == pytest.approx(token_advantages(s).tolist())
+
+
+def test_prime_rl_traces_have_a_branch_per_row() -> None:
     samples = credited()
     first, second = prime_rl.traces(samples, env_name="swe", temperature=0.7)
-    assert (first["id"], first["reward"], first["ok"], len(first["samples"])) == ("a", 1.0, True, 2)
-    sample = first["samples"][0]
-    assert {len(sample[name]) for name in (*prime_rl.PER_TOKEN, "rl_weights", "token_ids")} == {10}
-    assert set(sample["temperatures"]) == {0.7}
-    assert sample["env_name"] == "swe"
-    assert sample["advantages"] == [0.5 * m for m in sample["mask"]]
-    assert sum(sum(s["rl_weights"]) for s in first["samples"]) == pytest.approx(1)
-    assert sum(sum(s["rl_weights"]) for s in second["samples"]) == pytest.approx(1)
+    assert (first["id"], first["task"]["key"], first["rewards"]) == ("a", "g", {"solved": {"score": 1.0}})
+    check_streams(streams(first) + streams(second), samples)
+    assert {call["sampling"]["temperature"] for call in first["calls"]} == {0.7}
+    assert [first["nodes"][call["node"]]["sampled"] for call in first["calls"]] == [True] * 3
+    # The loss is a mean over tokens: every episode has the same share of it, and the weights are 1 in the mean.
+    shares = [sum(sum(branch["rl"]) for branch in streams(trace)) for trace in (first, second)]
+    assert shares[0] == pytest.approx(shares[1])
+    assert sum(shares) == pytest.approx(sum(int(s.loss_mask.sum()) for s in samples))
+
+
+def test_prime_rl_carries_credit_per_turn() -> None:
+    samples = credited(branches="turn_discount", gamma=0.5)
+    check_streams([branch for trace in prime_rl.traces(samples) for branch in streams(trace)], samples)
+
+
+@pytest.mark.slow
+def test_verifiers_own_trace_takes_them() -> None:
+    own = pytest.importorskip("verifiers.v1.trace", reason="verifiers is not installed here", exc_type=ImportError)
+    samples = credited(branches="turn_discount", gamma=0.5)
+    branches = []
+    for row in prime_rl.traces(samples, temperature=0.7):
+        read = own.WireTrace.model_validate(row)
+        assert (read.id, read.ok, read.reward, read.task.key) == (
+            row["id"],
+            True,
+            samples[-1].reward or read.reward,
+            "g",
+        )
+        branches += read.branches
+    check_streams(
+        [
+            {
+                "token_ids": b.token_ids,
+                "mask": b.sampled_mask,
+                "logprobs": b.logprobs,
+                "advantages": b.advantages,
+            }
+            for b in branches
+        ],
+        samples,
+    )
+    assert [b.loss_weights("rl") for b in branches] == [s["rl"] for t in prime_rl.traces(samples) for s in streams(t)]
+
+
+def node_with(**change: Any) -> Any:
+    """A trace whose second node, the first sampled one, is changed."""
+    return lambda trace: trace["nodes"][1].update(change)
+
+
+def trace_as(**change: Any) -> Any:
+    return lambda trace: trace.update(change)
 
 
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"logprobs": [0.0]}, "1 logprobs for 10 tokens"),
-        ({"temperatures": [0.0] * 10}, "temperature 0"),
-        ({"advantages": [0.5] * 10}, "credit where nothing was sampled"),
-        ({"rl_weights": [0.5] * 10}, "credit where nothing was sampled"),
+        (node_with(logprobs=[0.0]), "1 logprobs for 2 sampled tokens"),
+        (node_with(advantages=None), "0 advantages for 2 sampled tokens"),
+        (node_with(mask=[True]), "1 mask for 2 tokens"),
+        (node_with(sampled=False), "or neither"),
+        (node_with(parent=4), "no earlier node"),
+        (node_with(loss_weights={"rl": [1.0]}), "1 rl weights for 2 tokens"),
+        (lambda trace: trace["nodes"][2].update(loss_weights={"rl": [1.0, 1.0]}), "where nothing was sampled"),
+        (lambda trace: trace["nodes"][2].update(parent=0), "forks"),
+        (lambda trace: trace["calls"][0]["sampling"].update(temperature=0.0), "temperature 0"),
+        (trace_as(ok=False), "leave it out"),
+        (trace_as(rewards={"solved": None}), "leave it out"),
     ],
 )
-def test_prime_rl_traps(change: dict[str, Any], why: str) -> None:
-    traces = copy.deepcopy(prime_rl.traces(credited()))
-    prime_rl.validate(traces)
-    traces[0]["samples"][0] |= change
+def test_prime_rl_traps(change: Any, why: str) -> None:
+    (trace, *_) = copy.deepcopy(prime_rl.traces(credited()))
+    prime_rl.validate([trace])
+    change(trace)
     with pytest.raises(TrainerDataError, match=why):
-        prime_rl.validate(traces)
-
-
-def test_prime_rl_leaves_out_what_has_no_reward() -> None:
-    (trace, *_) = prime_rl.traces(credited())
-    for change in ({"ok": False}, {"reward": None}):
-        with pytest.raises(TrainerDataError, match="left out"):
-            prime_rl.validate([{**trace, **change}])
+        prime_rl.validate([trace])
 
 
 # -- OpenEnv ----------------------------------------------------------------------------------------------------------
@@ -177,9 +251,19 @@ def test_openenv_traps(trace: dict[str, Any], why: str) -> None:
         openenv.validate(trace)
 
 
-def test_exporters_take_the_temperature_from_the_run() -> None:
-    export = Export(credited(), sampling={"temperature": 0.6}, options={"env_name": "mine"})
-    from sandlot.trainers.prime_rl import EXPORTER
+@pytest.mark.slow
+def test_openenvs_own_trace_takes_them() -> None:
+    name = "openenv.core.harness.training"
+    own = pytest.importorskip(name, reason="OpenEnv is not installed here", exc_type=ImportError)
+    for row in openenv.traces(episodes()):
+        read = own.TrainingTrace.model_validate(row["training_trace"])
+        assert read.model_dump() == row["training_trace"]
+    for change in ({"loss_mask": [1, 0, 0, 1, 1]}, {"per_token_logps": [-1.0, 0.1]}, {"node_id": "a-main-0-1"}):
+        with pytest.raises(ValueError, match=r"node_id|invalid training turn"):
+            own.TrainingTrace.model_validate(trace_with(**change))
 
-    (trace, _) = EXPORTER.rows(export)
-    assert (trace["env_name"], np.unique(trace["samples"][0]["temperatures"]).tolist()) == ("mine", [0.6])
+
+def test_exporters_take_the_temperature_from_the_run() -> None:
+    export = Export.of(credited(), sampling={"temperature": 0.6}, options={"env_name": "mine"})
+    (trace, _) = prime_rl.EXPORTER.rows(export)
+    assert (trace["task"]["type"], {c["sampling"]["temperature"] for c in trace["calls"]}) == ("mine", {0.6})

@@ -6,6 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sandlot.train.credit import CreditConfig, credit
+from sandlot.train.loss import policy_loss
+from sandlot.train.offpolicy import Correction
+from sandlot.train.turns import token_advantages
 from sandlot.trainers import Export, TrainerDataError, areal, skyrl, verl
 from support.rows import make_row
 from support.skyrl_validator import own_validator
@@ -24,7 +28,7 @@ def episodes() -> list:
 
 
 def test_verl_outputs_of_a_session() -> None:
-    first, second, third = verl.rows(Export(episodes(), sampling={"temperature": 0.8}))
+    first, second, third = verl.rows(Export.of(episodes(), sampling={"temperature": 0.8}))
     assert [r["uid"] for r in (first, second, third)] == ["g", "g", "h"]
     assert first["session_id"] == "a"
     one, two = first["outputs"]
@@ -38,7 +42,7 @@ def test_verl_outputs_of_a_session() -> None:
 
 
 def outputs(**changes: Any) -> list[dict[str, Any]]:
-    found = copy.deepcopy(verl.rows(Export(episodes()))[0]["outputs"])
+    found = copy.deepcopy(next(verl.rows(Export.of(episodes())))["outputs"])
     found[-1] |= changes
     return found
 
@@ -77,25 +81,68 @@ def test_verl_rewards_on_every_output_are_refused() -> None:
 
 def test_verl_caps_come_from_the_command_line() -> None:
     with pytest.raises(TrainerDataError, match="over 6"):
-        verl.rows(Export(episodes(), options={"response_length": "6"}))
+        list(verl.rows(Export.of(episodes(), options={"response_length": "6"})))
     with pytest.raises(TrainerDataError, match="whole number above 0"):
-        verl.rows(Export(episodes(), options={"response_length": "-1"}))
+        list(verl.rows(Export.of(episodes(), options={"response_length": "-1"})))
 
 
 def test_versions_that_are_no_numbers_are_refused_where_a_trainer_counts() -> None:
-    for rows in (verl.rows, areal.rows):
+    for rows in (verl.rows, areal.EXPORTER.rows):
         with pytest.raises(TrainerDataError, match="whole numbers"):
-            rows(Export([make_row(version="abc")]))
+            list(rows(Export.of([make_row(version="abc")])))
 
 
 @pytest.mark.slow
 def test_verls_own_type_takes_the_outputs() -> None:
     name = "verl.experimental.agent_loop.agent_loop"
     loop = pytest.importorskip(name, reason="verl is not installed here", exc_type=ImportError)
-    for row in verl.rows(Export(episodes())):
+    for row in verl.rows(Export.of(episodes())):
         made = [loop.AgentLoopOutput(**output) for output in row["outputs"]]
         assert [m.reward_score is not None for m in made] == [False] * (len(made) - 1) + [True]
         assert [m.response_mask for m in made] == [o["response_mask"] for o in row["outputs"]]
+
+
+@pytest.mark.slow
+def test_verls_own_loss_weighs_as_the_reference_does() -> None:
+    """Advantages, importance weights and the token mean by verl's functions, on one row per episode."""
+    name = "verl.trainer.ppo.core_algos"
+    algos = pytest.importorskip(name, reason="verl is not installed here", exc_type=ImportError)
+    from verl.trainer.ppo import rollout_corr_helper  # type: ignore[import-not-found, unused-ignore]
+
+    torch = pytest.importorskip("torch")
+    rewards = {"g": (1.0, 0.0, 0.25, 0.25), "h": (0.0, 1.0), "i": (1.0,)}
+    rows = [
+        make_row(f"{g}{k}", g, reward=r, turns=[(2, 1 + k), (1, 2)])
+        for g, rs in rewards.items()
+        for k, r in enumerate(rs)
+    ]
+    width = max(len(row.tokens) for row in rows)
+
+    def padded(values: list[Any]) -> Any:
+        return torch.tensor(np.stack([np.pad(np.asarray(v, dtype=np.float64), (0, width - len(v))) for v in values]))
+
+    mask = padded([row.loss_mask for row in rows])
+    outcome = torch.zeros_like(mask)
+    outcome[:, 0] = torch.tensor([row.reward for row in rows])
+    index = np.asarray([row.group_id for row in rows])
+    for estimator, function, options in (
+        ("grpo", algos.compute_grpo_outcome_advantage, {}),
+        ("grpo_nostd", algos.compute_grpo_outcome_advantage, {"norm_adv_by_std_in_grpo": False}),
+        ("rloo", algos.compute_rloo_outcome_advantage, {}),
+    ):
+        theirs, _ = function(outcome.clone(), mask, index, **options)
+        done = credit(rows, CreditConfig(estimator, weights="per_token")).samples
+        ours = padded([token_advantages(row) for row in done])
+        assert ours[:-1].numpy() == pytest.approx(theirs[:-1].numpy(), abs=1e-6)
+        # verl gives the only episode of a group its own reward, as if others had failed.
+        assert (float(ours[-1].max()), float(theirs[-1].max())) == pytest.approx((0.0, 1.0), abs=1e-5)
+    new = [row.logprobs + np.where(row.loss_mask == 1, np.sin(row.tokens), 0.0) for row in done]
+    ratios = padded([np.where(row.loss_mask == 1, x - row.logprobs, 0.0) for row, x in zip(done, new, strict=True)])
+    for correction, threshold in ((Correction.tis(1.5), 1.5), (Correction.icepop(0.8, 1.6), "0.8_1.6")):
+        own = policy_loss(done, new, correction=correction)
+        weights, _ = rollout_corr_helper.compute_rollout_correction_weights(ratios, mask, "token", threshold)
+        loss = algos.agg_loss(weights * -ours * padded(new), mask, "token-mean")
+        assert own.value == pytest.approx(float(loss), rel=1e-9)
 
 
 # -- SkyRL ------------------------------------------------------------------------------------------------------------
@@ -172,7 +219,7 @@ def test_skyrls_own_validator_agrees(changes: dict[str, Any]) -> None:
 
 
 def test_areal_arrays_cover_the_prompt_and_are_not_shifted() -> None:
-    row = areal.rows(Export(episodes()))[0]
+    row = areal.rows(episodes())[0]
     assert set(row) == set(areal.KEYS)
     assert row["input_ids"].dtype == row["versions"].dtype == np.int64
     assert row["input_ids"].shape == row["logprobs"].shape == (1, 10)
@@ -183,7 +230,7 @@ def test_areal_arrays_cover_the_prompt_and_are_not_shifted() -> None:
 
 
 def test_areal_traps() -> None:
-    rows = areal.rows(Export(episodes()))
+    rows = areal.rows(episodes())
     areal.validate(rows, group_size=2, adv_norm="batch", episodes=3)
     with pytest.raises(TrainerDataError, match="set adv_norm to batch"):
         areal.validate(rows, group_size=2, adv_norm="group", episodes=3)

@@ -125,7 +125,7 @@ def test_stale_samples_of_a_killed_process_do_not_count(tmp_path: Path) -> None:
         write_samples(run.samples_path("a"), run.samples())
         assert {s.episode_id for s in run.samples()} == {"b"}
         run.recover()
-        assert [s.episode_id for s in run.samples()] == ["b", "b", "a", "a"]
+        assert [s.episode_id for s in run.samples()] == ["a", "a", "b", "b"]  # however they came to an end
         assert [s.reward for s in read_samples(tmp_path / "samples")] == [1.0, 1.0, 0.0, 0.0]
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
@@ -13,9 +15,10 @@ from sandlot.cli.common import JsonFlag, console, print_json
 from sandlot.errors import ConfigError
 
 if TYPE_CHECKING:
-    from sandlot.train.credit import CreditConfig, Credited
+    from sandlot.train.credit import CreditConfig
     from sandlot.trainers import Exporter
     from sandlot.trajectory.rundir import RunDir
+    from sandlot.trajectory.sample import Sample
 
 
 def command(
@@ -47,47 +50,75 @@ def command(
         raise ConfigError("name the run to export, or use --list to see the forms")
     exporter: Exporter = TRAINERS.get(to)
     options = _options(settings or ())
+    from sandlot.cli.common import ticking
+    from sandlot.rollout.format import recorded_format
     from sandlot.rollout.proof import audit_run
     from sandlot.trainers import Export
     from sandlot.trajectory.journal import read_journal
     from sandlot.trajectory.rundir import RunDir
 
     opened = RunDir.read(run)
-    audit_run(opened).raise_for_violations()
+    with ticking("auditing") as tick:
+        audit_run(opened, tick).raise_for_violations()
     own = to in ("parquet", "jsonl")
-    samples = [s for s in opened.samples() if s.reward is not None or not (graded_only or not own)]
-    dropped: dict[str, str] = {}
+    picked = _Picked(opened, ungraded=own and not graded_only)
     if exporter.credited or (max_tokens is not None and not own):
-        done = _credited(opened, _config(advantage, weights, branches, gamma, max_tokens))
-        samples, dropped = done.samples, done.dropped
-    if not samples and to != "atif":
-        raise ConfigError(
-            f"{run} holds no samples to export; run `sandlot view {run}` to see what became of its episodes"
-        )
+        picked.config = _config(advantage, weights, branches, gamma, max_tokens)
     target = out or run / (f"export.{to}" if to == exporter.suffix else f"export.{to}.{exporter.suffix}")
-    model = opened.config.get("model")
     export = Export(
-        samples,
+        picked.groups,
         sampling=opened.config.get("sampling", {}),
-        model=Path(model) if model and Path(model).is_dir() else None,
         options=options,
         journals=lambda: (read_journal(opened.journal_path(str(row["episode_id"]))) for row in opened.results()),
+        format=lambda: recorded_format(opened.config),
     )
     rows = exporter.write(target, export)
     counts = {
         "file": str(target),
         "form": to,
         "rows": rows,
-        "samples": len(samples),
-        "trained_tokens": sum(int(s.loss_mask.sum()) for s in samples),
-        "left_out": dropped,
+        "samples": picked.samples,
+        "trained_tokens": picked.trained_tokens,
+        "left_out": picked.left_out,
     }
     if as_json:
         print_json(counts)
         return
-    console.print(f"{counts['samples']:,} samples with {counts['trained_tokens']:,} trained tokens in {target}")
-    for why in sorted(set(dropped.values())):
-        console.print(f"left out: {sum(w == why for w in dropped.values())} episodes ({why})", style="dim")
+    console.print(f"{picked.samples:,} samples with {picked.trained_tokens:,} trained tokens in {target}")
+    for why, count in sorted(Counter(picked.left_out.values()).items()):
+        console.print(f"left out: {count} episodes ({why})", style="dim")
+
+
+@dataclass
+class _Picked:
+    """The samples of a run that are exported, a group at a time, and what was counted on the way."""
+
+    run: RunDir
+    ungraded: bool
+    config: CreditConfig | None = None
+    samples: int = 0
+    trained_tokens: int = 0
+    left_out: dict[str, str] = field(default_factory=dict)
+
+    def groups(self) -> Iterator[Sequence[Sample]]:
+        for group in self._credited() if self.config else self.run.sample_groups():
+            if chosen := [s for s in group if self.ungraded or s.reward is not None]:
+                self.samples += len(chosen)
+                self.trained_tokens += sum(int(s.loss_mask.sum()) for s in chosen)
+                yield chosen
+        if not self.samples:
+            raise ConfigError(
+                f"{self.run.path} holds no samples to export; run `sandlot view {self.run.path}` to see what became "
+                "of its episodes"
+            )
+
+    def _credited(self) -> Iterator[Sequence[Sample]]:
+        from sandlot.train.credit import Outcome, credit_groups
+
+        outcomes = [Outcome.from_row(row) for row in self.run.results()]
+        for done in credit_groups(self.run.sample_groups(), self.config, outcomes=outcomes):
+            self.left_out |= done.dropped
+            yield done.samples
 
 
 def _list(as_json: bool) -> None:
@@ -139,9 +170,3 @@ def _config(estimator: str, weights: str, branches: str, gamma: float, max_token
         gamma=gamma,
         max_tokens=max_tokens,
     )
-
-
-def _credited(run: RunDir, config: CreditConfig) -> Credited:
-    from sandlot.train.credit import Outcome, credit
-
-    return credit(run.samples(), config, outcomes=[Outcome.from_row(row) for row in run.results()])

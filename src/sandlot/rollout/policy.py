@@ -10,7 +10,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from sandlot.cache import cache_dir
-from sandlot.chat.format import load_chat_format
 from sandlot.config import RunConfig
 from sandlot.engine import ENGINES, Engine, SamplingParams
 from sandlot.engine.embedded_model import prepare_embedded_model
@@ -19,6 +18,7 @@ from sandlot.engine.process import EngineProcess
 from sandlot.engine.replicas import ReplicatedEngine
 from sandlot.errors import ConfigError, ModelError
 from sandlot.gateway.call import Policy
+from sandlot.rollout.format import format_of
 from sandlot.rollout.scripts import idle_scripts, solution_scripts
 from sandlot.tasks import Task
 
@@ -65,16 +65,9 @@ async def with_engine(
 
 @asynccontextmanager
 async def _probed(config: RunConfig, say: Say) -> AsyncIterator[Policy]:
-    model_dir, chat = config.model, config.chat
+    model_dir = config.model
     assert model_dir is not None
-    fmt = await asyncio.to_thread(
-        load_chat_format,
-        model_dir,
-        template=chat.template,
-        thinking=chat.thinking,
-        family=None if chat.family == "template" else chat.family,
-        parser=chat.parser,
-    )
+    fmt = await asyncio.to_thread(format_of, model_dir, config.chat)
     async with AsyncExitStack() as stack:
         engine = engine_at(config.engine, config.engine_kind, config.served_model)
         stack.push_async_callback(engine.close)

@@ -8,7 +8,7 @@ rows, or (batch-wide estimators aside) on other groups of the batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -21,7 +21,7 @@ from sandlot.train.overlong import cut_overlong
 from sandlot.train.turns import SPAN_ADVANTAGES, discounts, returns_to_go, with_span_advantages
 from sandlot.trajectory.sample import Sample
 
-__all__ = ["CreditConfig", "CreditError", "Credited", "Outcome", "credit", "denominator"]
+__all__ = ["CreditConfig", "CreditError", "Credited", "Outcome", "credit", "credit_groups", "denominator"]
 
 Weights = Literal["per_episode", "per_token", "per_sample"]
 Branches = Literal["all", "main_only", "by_share", "turn_discount", "turn_rewards"]
@@ -90,29 +90,31 @@ def credit(
     `branches="turn_rewards"`. Raises `CreditError` when siblings contradict each other.
     """
     config = config or CreditConfig()
-    given, told = list(samples), list(outcomes)
-    if config.max_tokens is not None:
-        known = {outcome.episode_id for outcome in told}
-        # Taken before cutting: an episode that loses all rows keeps its place in the baseline.
-        told += [e.outcome for e in gather(given) if e.outcome.episode_id not in known]
-        given = cut_overlong(given, config.max_tokens)
-    episodes = gather(given, told)
-    dropped = {e.outcome.episode_id: e.outcome.excluded for e in episodes if e.outcome.excluded}
-    graded = [e for e in episodes if not e.outcome.excluded]
-    by_episode = _advantages(graded, config, dropped)
-    rows: dict[tuple[str, int], Sample] = {}
-    for episode in graded:
-        episode_id = episode.outcome.episode_id
-        if episode_id in dropped:
-            continue
-        kept = _kept(episode.rows, config)
-        if not kept:
-            dropped[episode_id] = "no row left to train"
-            continue
-        for row in _credited(kept, by_episode[episode_id], config, turn_rewards or {}):
-            rows[episode_id, row.index] = row
-    out = [rows[key] for s in given if (key := (s.episode_id, s.index)) in rows]
-    return Credited(out, dropped, _metrics(graded, out, dropped))
+    episodes, rows = _episodes(samples, outcomes, config)
+    return _credit(episodes, rows, _standing([e.outcome for e in episodes], config), config, turn_rewards or {})
+
+
+def credit_groups(
+    groups: Iterable[Sequence[Sample]],
+    config: CreditConfig | None = None,
+    *,
+    outcomes: Iterable[Outcome],
+    turn_rewards: Mapping[str, float] | None = None,
+) -> Iterator[Credited]:
+    """What `credit` gives, with the rows of one group in memory at a time; each comes whole and once.
+
+    `outcomes` tell of every episode of the batch. Those whose group has no row are in what comes last.
+    """
+    config = config or CreditConfig()
+    told: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        told.setdefault(outcome.group_id, []).append(outcome)
+    standing = _standing([o for members in told.values() for o in members], config)
+    for samples in groups:
+        episodes, rows = _episodes(samples, told.pop(samples[0].group_id, ()), config)
+        yield _credit(episodes, rows, standing, config, turn_rewards or {})
+    silent = [Episode(o) for members in told.values() for o in members]
+    yield _credit(silent, [], standing, config, turn_rewards or {})
 
 
 def denominator(samples: Sequence[Sample]) -> float:
@@ -121,6 +123,72 @@ def denominator(samples: Sequence[Sample]) -> float:
     Episodes, tokens or rows, by the policy of the weights. Take it from the rows before any token is rejected.
     """
     return float(sum(s.loss_weight * trained_tokens(s) for s in samples))
+
+
+@dataclass(frozen=True)
+class _Standing:
+    """What follows from the outcomes of a batch alone: advantage by episode, and why an episode is left out."""
+
+    advantages: Mapping[str, float]
+    left_out: Mapping[str, str]
+
+
+def _standing(outcomes: Sequence[Outcome], config: CreditConfig) -> _Standing:
+    left_out = {o.episode_id: o.excluded for o in outcomes if o.excluded}
+    groups: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        if not outcome.excluded:
+            groups.setdefault(outcome.group_id, []).append(outcome)
+    rewards = {name: [float(o.reward or 0.0) for o in members] for name, members in groups.items()}
+    values = advantages(rewards, config.estimator, k=config.k)
+    compared = config.estimator not in ("reinforce_pp", "none")
+    found: dict[str, float] = {}
+    for name, members in groups.items():
+        alone = compared and len(members) == 1
+        uniform = len(set(rewards[name])) == 1
+        for outcome, value in zip(members, values[name], strict=True):
+            found[outcome.episode_id] = 0.0 if alone else value
+            if alone and config.single == "drop":
+                left_out[outcome.episode_id] = "the only graded episode of its group"
+            elif not alone and uniform and config.uniform == "drop":
+                left_out[outcome.episode_id] = "all rewards of its group are equal"
+    return _Standing(found, left_out)
+
+
+def _episodes(
+    samples: Iterable[Sample], outcomes: Iterable[Outcome], config: CreditConfig
+) -> tuple[list[Episode], list[Sample]]:
+    """Episodes with their rows, cut if that is wanted, and the rows in the order they came."""
+    given, told = list(samples), list(outcomes)
+    if config.max_tokens is not None:
+        known = {outcome.episode_id for outcome in told}
+        # Taken before cutting: an episode that loses all rows keeps its place in the baseline.
+        told += [e.outcome for e in gather(given) if e.outcome.episode_id not in known]
+        given = cut_overlong(given, config.max_tokens)
+    return gather(given, told), given
+
+
+def _credit(
+    episodes: Sequence[Episode],
+    given: Sequence[Sample],
+    standing: _Standing,
+    config: CreditConfig,
+    turn_rewards: Mapping[str, float],
+) -> Credited:
+    dropped: dict[str, str] = {}
+    rows: dict[tuple[str, int], Sample] = {}
+    for episode in episodes:
+        episode_id = episode.outcome.episode_id
+        kept = _kept(episode.rows, config)
+        if why := standing.left_out.get(episode_id) or ("" if kept else "no row left to train"):
+            dropped[episode_id] = why
+            continue
+        if episode_id not in standing.advantages:
+            raise CreditError(f"episode {episode_id!r} has rows, and no outcome tells how it ended")
+        for row in _credited(kept, standing.advantages[episode_id], config, turn_rewards):
+            rows[episode_id, row.index] = row
+    out = [rows[key] for s in given if (key := (s.episode_id, s.index)) in rows]
+    return Credited(out, dropped, _metrics(episodes, out, dropped))
 
 
 def _kept(rows: Sequence[Sample], config: CreditConfig) -> list[Sample]:
@@ -134,27 +202,6 @@ def _kept(rows: Sequence[Sample], config: CreditConfig) -> list[Sample]:
         and (config.branches != "main_only" or row.branch == "main")
         and (config.abandoned == "train" or not row.metadata.get("abandoned"))
     ]
-
-
-def _advantages(graded: Sequence[Episode], config: CreditConfig, dropped: dict[str, str]) -> dict[str, float]:
-    """Advantage by episode id; groups that are left out are noted in `dropped`."""
-    groups: dict[str, list[Outcome]] = {}
-    for episode in graded:
-        groups.setdefault(episode.outcome.group_id, []).append(episode.outcome)
-    rewards = {name: [float(o.reward or 0.0) for o in members] for name, members in groups.items()}
-    values = advantages(rewards, config.estimator, k=config.k)
-    found: dict[str, float] = {}
-    for name, members in groups.items():
-        compared = config.estimator not in ("reinforce_pp", "none")
-        alone = compared and len(members) == 1
-        uniform = len(set(rewards[name])) == 1
-        for outcome, value in zip(members, values[name], strict=True):
-            found[outcome.episode_id] = 0.0 if alone else value
-            if alone and config.single == "drop":
-                dropped[outcome.episode_id] = "the only graded episode of its group"
-            elif not alone and uniform and config.uniform == "drop":
-                dropped[outcome.episode_id] = "all rewards of its group are equal"
-    return found
 
 
 def _credited(
@@ -184,11 +231,11 @@ def _credited(
     return credited
 
 
-def _metrics(graded: Sequence[Episode], rows: Sequence[Sample], dropped: Mapping[str, str]) -> dict[str, float]:
-    rewards = [e.outcome.reward for e in graded if e.outcome.reward is not None]
+def _metrics(episodes: Sequence[Episode], rows: Sequence[Sample], dropped: Mapping[str, str]) -> dict[str, float]:
+    rewards = [e.outcome.reward for e in episodes if not e.outcome.excluded and e.outcome.reward is not None]
     return {
         "episodes": float(len({r.episode_id for r in rows})),
-        "episodes_graded": float(len(graded)),
+        "episodes_graded": float(len(rewards)),
         "episodes_dropped": float(len(dropped)),
         "rows": float(len(rows)),
         "trained_tokens": float(sum(trained_tokens(r) for r in rows)),

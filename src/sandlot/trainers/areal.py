@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from sandlot.errors import MissingDependencyError
-from sandlot.trainers.base import Export, Exporter, Row, TrainerDataError, checked, whole_versions
+from sandlot.trainers.base import Exporter, Row, TrainerDataError, checked, group_rows, whole_versions
 from sandlot.trajectory.sample import Sample
 
 KEYS = ("input_ids", "attention_mask", "loss_mask", "logprobs", "versions", "rewards")
@@ -41,16 +41,15 @@ def tensors(samples: Sequence[Sample]) -> dict[str, Any]:
         import torch  # type: ignore[import-not-found, unused-ignore]
     except ImportError:
         raise MissingDependencyError("torch", "torch") from None
-    rows = arrays(samples)
-    validate(rows)
-    width = max(row["input_ids"].shape[1] for row in rows)
+    found = rows(samples)
+    width = max(row["input_ids"].shape[1] for row in found)
 
     def padded(name: str) -> Any:
         if name == "rewards":
-            return np.concatenate([row[name] for row in rows])
+            return np.concatenate([row[name] for row in found])
         fill = -1 if name == "versions" else 0
         return np.concatenate(
-            [np.pad(r[name], ((0, 0), (0, width - r[name].shape[1])), constant_values=fill) for r in rows]
+            [np.pad(r[name], ((0, 0), (0, width - r[name].shape[1])), constant_values=fill) for r in found]
         )
 
     return {name: torch.from_numpy(padded(name)) for name in KEYS}
@@ -78,10 +77,11 @@ def validate(
         )
 
 
-def rows(export: Export) -> list[Row]:
-    found = arrays(export.samples)
+def rows(samples: Sequence[Sample]) -> list[Row]:
+    """`arrays`, validated."""
+    found = arrays(samples)
     validate(found)
     return found
 
 
-EXPORTER = Exporter("AReaL rows: a dict of [1, L] arrays each", rows, credited=False)
+EXPORTER = Exporter("AReaL rows: a dict of [1, L] arrays each", group_rows(rows), credited=False)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from sandlot.chat.base import ChatFormat
+from sandlot.chat.roles import shown_arguments
+from sandlot.gateway.answering import SENT_STATUSES
+from sandlot.rollout.dialogue import Exchange, dialogue
 from sandlot.trainers.base import Export, Exporter, Row, TrainerDataError
 from sandlot.trajectory.journal import JournalContent
-from sandlot.trajectory.tree import SessionTree
 from sandlot.trajectory.turn import Turn
 
 SCHEMA = "ATIF-v1.8"
@@ -57,24 +59,25 @@ _METRICS = {
 def trajectory(content: JournalContent, fmt: ChatFormat | None = None) -> Row:
     """One episode. The main conversation is the root; every other branch is embedded as a sub-agent trajectory.
 
-    A step of source `user` is what was new in the prompt, one of source `agent` what was sampled. Texts need the chat
-    format of the model (`fmt`); without it messages are empty and the ids alone speak. Forks (a compacted or edited
-    history), weight versions and masks are in `extra`: the format has no other place for them.
+    Steps of the sources `system` and `user` are what was new in a prompt, one of `agent` is what was sampled, with the
+    results of its calls as observations. Texts need the chat format of the model (`fmt`); without it there are only
+    steps of the agent, and the ids alone speak. Where a prompt's new part cannot be told apart, it is one step of
+    source `user` with the text as it was rendered. Forks, weight versions and ids of prompts are in `extra`: the format
+    has no other place for them.
     """
     header = content.header
     if header is None:
         raise TrainerDataError("the journal has no header; its episode never began")
-    tree = SessionTree(content.turns)
+    spoken = {exchange.turn.id: exchange for exchange in dialogue(content.turns, fmt)} if fmt else {}
     branches: dict[str, list[Turn]] = {}
     for turn in content.turns:
         branches.setdefault(turn.branch, []).append(turn)
-    main = branches.pop("main", [])
     agent = {"name": str(header.metadata.get("harness", "agent")), "version": "unknown"}
-    root = _document(tree, main, header.episode_id, f"{header.episode_id}/main", agent, fmt)
-    subagents = [
-        _document(tree, turns, header.episode_id, f"{header.episode_id}/{name}", {**agent, "name": name}, fmt)
-        for name, turns in branches.items()
+    documents = [
+        _document(turns, spoken, header.episode_id, name, agent if name == "main" else {**agent, "name": name})
+        for name, turns in sorted(branches.items(), key=lambda item: item[0] != "main")
     ]
+    root, *subagents = documents
     if subagents:
         root["subagent_trajectories"] = subagents
     sealed = content.sealed
@@ -88,28 +91,22 @@ def trajectory(content: JournalContent, fmt: ChatFormat | None = None) -> Row:
     return root
 
 
-def _document(
-    tree: SessionTree, turns: Sequence[Turn], session: str, name: str, agent: Row, fmt: ChatFormat | None
-) -> Row:
+def _document(turns: Sequence[Turn], spoken: Mapping[str, Exchange], session: str, branch: str, agent: Row) -> Row:
     steps: list[Row] = []
+    of_turn: dict[str, Row] = {}
     for turn in turns:
-        stamp = datetime.fromtimestamp(turn.created, UTC).isoformat().replace("+00:00", "Z")
-        prompt = tree.prompt_ids(turn.id).tolist()
-        new = turn.new_ids.tolist()
-        if new:
-            text = fmt.decode(new) if fmt else ""
-            extra: Row = {"token_ids": new, "after_turn": turn.parent, "shared_tokens": turn.shared}
-            if turn.fork:
-                extra["fork"] = turn.fork
-            steps.append({"source": "user", "message": text, "timestamp": stamp, "extra": extra})
-        steps.append(_agent_step(turn, prompt, stamp, fmt))
+        exchange = spoken.get(turn.id)
+        if exchange is not None:
+            steps += _heard(exchange, of_turn.get(turn.parent or ""), spoken)
+        of_turn[turn.id] = _agent_step(turn, exchange)
+        steps.append(of_turn[turn.id])
     for number, step in enumerate(steps, 1):
         step["step_id"] = number
     return {
         "schema_version": SCHEMA,
         "session_id": session,
-        "trajectory_id": name,
-        "agent": {**agent, "model_name": turns[0].model if turns else "unknown"},
+        "trajectory_id": f"{session}/{branch}",
+        "agent": {**agent, "model_name": turns[0].model},
         "steps": steps,
         "final_metrics": {
             "total_prompt_tokens": sum(t.prompt_length for t in turns),
@@ -119,12 +116,46 @@ def _document(
     }
 
 
-def _agent_step(turn: Turn, prompt: list[int], stamp: str, fmt: ChatFormat | None) -> Row:
+def _heard(exchange: Exchange, before: Row | None, spoken: Mapping[str, Exchange]) -> list[Row]:
+    """What was new in a prompt: results go to the step whose calls they answer, the rest are steps of their own."""
+    stamp = _stamp(exchange.turn)
+    messages = exchange.heard
+    if messages is None:
+        return [{"source": "user", "message": exchange.shown, "timestamp": stamp}] if exchange.shown else []
+    results = [m.text for m in messages if m.role == "tool"]
+    steps: list[Row] = [
+        {"source": m.role, "message": m.text, "timestamp": stamp} for m in messages if m.role in ("system", "user")
+    ]
+    if results and before is not None and "observation" not in before:
+        ids = spoken[str(exchange.turn.parent)].calls
+        before["observation"] = {
+            "results": [{"source_call_id": i, "content": text} for i, text in zip(ids, results, strict=True)]
+        }
+    elif results:  # the same turn was answered before, or in another branch
+        steps = [{"source": "user", "message": text, "timestamp": stamp} for text in results] + steps
+    return steps
+
+
+def _agent_step(turn: Turn, exchange: Exchange | None) -> Row:
     output = turn.output_ids.tolist()
+    extra: Row = {
+        "turn_id": turn.id,
+        "after_turn": turn.parent,
+        "shared_tokens": turn.shared,
+        "new_prompt_ids": turn.new_ids.tolist(),
+        "prompt_sha256": turn.prompt_sha256,
+        "finish_reason": turn.finish_reason,
+        "weight_versions": [list(v) for v in turn.versions],
+        "sampling": dict(turn.sampling),
+        "logprobs_mode": turn.logprobs_mode,
+        "delivered": turn.delivered,
+    }
+    if turn.fork:
+        extra["fork"] = turn.fork
     step: Row = {
         "source": "agent",
         "message": "",
-        "timestamp": stamp,
+        "timestamp": _stamp(turn),
         "model_name": turn.model,
         "llm_call_count": 1,
         "metrics": {
@@ -133,33 +164,26 @@ def _agent_step(turn: Turn, prompt: list[int], stamp: str, fmt: ChatFormat | Non
             "completion_token_ids": output,
             "logprobs": turn.logprobs.tolist(),
         },
-        "extra": {
-            "turn_id": turn.id,
-            "prompt_sha256": turn.prompt_sha256,
-            "finish_reason": turn.finish_reason,
-            "weight_versions": [list(v) for v in turn.versions],
-            "sampling": dict(turn.sampling),
-            "logprobs_mode": turn.logprobs_mode,
-            "delivered": turn.delivered,
-        },
+        "extra": extra,
     }
-    if fmt is None:
+    if exchange is None:
         return step
-    reply = fmt.parse(output, prompt, (), truncated=turn.finish_reason == "length")
+    reply = exchange.said
     step["message"] = reply.text
     if reply.reasoning:
         step["reasoning_content"] = reply.reasoning
-    calls = [
-        {"tool_call_id": f"{turn.id}_{k}", "function_name": c.name, "arguments": c.arguments}
-        for k, c in enumerate(reply.calls)
-        if isinstance(c.arguments, dict)
-    ]
-    if calls:
-        step["tool_calls"] = calls
-    raw = [c.raw for c in reply.calls if not isinstance(c.arguments, dict)]
-    if raw:
-        step["extra"]["unreadable_calls"] = raw
+    if exchange.calls:
+        step["tool_calls"] = [
+            {"tool_call_id": call_id, "function_name": c.name, "arguments": shown_arguments(c.arguments)}
+            for call_id, c in exchange.calls.items()
+        ]
+    if unsent := [c.raw for c in reply.calls if c.status not in SENT_STATUSES]:
+        extra["unreadable_calls"] = unsent
     return step
+
+
+def _stamp(turn: Turn) -> str:
+    return datetime.fromtimestamp(turn.created, UTC).isoformat().replace("+00:00", "Z")
 
 
 def validate(document: Row, *, seen: set[str] | None = None) -> None:
@@ -219,13 +243,11 @@ def _step_problem(step: Row, number: int) -> str:
     return ""
 
 
-def _rows(export: Export) -> list[Row]:
-    fmt = None
-    if export.model is not None:
-        from sandlot.chat.format import load_chat_format
-
-        fmt = load_chat_format(export.model)
-    return [trajectory(content, fmt) for content in export.journals() if content.turns]
+def _rows(export: Export) -> Iterator[Row]:
+    fmt = export.format()
+    for content in export.journals():
+        if content.turns:
+            yield trajectory(content, fmt)
 
 
 EXPORTER = Exporter("ATIF 1.8 trajectories, from the journals", _rows, credited=False)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 
+from sandlot.chat.base import ChatFormat
 from sandlot.errors import SandlotError
-from sandlot.train.episodes import gather
+from sandlot.train.episodes import gather, trained_tokens
 from sandlot.train.turns import SPAN_ADVANTAGES
 from sandlot.trajectory.journal import JournalContent
 from sandlot.trajectory.sample import Sample
@@ -27,21 +28,30 @@ class TrainerDataError(SandlotError):
 
 
 Row = dict[str, Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Export:
-    """What an export works on. `samples` are credited if the exporter asks for it.
+    """What an export works on. `groups` gives the rows of one group after the other, credited if the exporter asks.
 
-    `sampling` is the policy's (`temperature`, `top_p`, `top_k`), `model` its checkpoint directory if known, `options`
-    come from the command line. `journals` gives the journal of every finished episode.
+    `sampling` is the policy's (`temperature`, `top_p`, `top_k`), `options` come from the command line. `journals` gives
+    the journal of every finished episode, `format` the chat format they were sampled with, None where it is not known.
     """
 
-    samples: Sequence[Sample]
+    groups: Callable[[], Iterable[Sequence[Sample]]]
     sampling: Mapping[str, Any] = field(default_factory=dict)
-    model: Path | None = None
     options: Mapping[str, str] = field(default_factory=dict)
     journals: Callable[[], Iterable[JournalContent]] = lambda: ()
+    format: Callable[[], ChatFormat | None] = lambda: None
+
+    @classmethod
+    def of(cls, samples: Iterable[Sample], **fields: Any) -> Export:
+        """An export of samples in memory."""
+        groups: dict[str, list[Sample]] = {}
+        for sample in samples:
+            groups.setdefault(sample.group_id, []).append(sample)
+        return cls(lambda: groups.values(), **fields)
 
     @property
     def temperature(self) -> float:
@@ -61,28 +71,46 @@ class Export:
 class Exporter:
     """One trainer's offline form.
 
-    `rows` is pure: it gives what `write` writes, validated. `credited` says that it needs advantages; `options` names
-    what it takes from `--set`, with a description.
+    `rows` is pure: it gives what `write` writes, validated, a group at a time. `credited` says that it needs
+    advantages; `options` names what it takes from `--set`, with a description.
     """
 
     summary: str
-    rows: Callable[[Export], list[Row]]
+    rows: Callable[[Export], Iterable[Row]]
     suffix: str = "jsonl"
     credited: bool = True
     options: Mapping[str, str] = field(default_factory=dict)
-    write_rows: Callable[[Path, list[Row]], None] | None = None
+    write_rows: Callable[[Path, Iterable[Row]], None] | None = None
 
     def write(self, path: Path, export: Export) -> int:
         """Write the file whole or not at all; returns the number of rows."""
         if unknown := set(export.options) - set(self.options):
             known = ", ".join(self.options) or "none"
             raise TrainerDataError(f"this form has no option {sorted(unknown)[0]!r}; it has: {known}")
-        rows = self.rows(export)
+        rows = Counted(self.rows(export))
         (self.write_rows or write_json_lines)(path, rows)
-        return len(rows)
+        return rows.count
 
 
-def write_json_lines(path: Path, rows: Sequence[Row]) -> None:
+class Counted(Iterator[T]):
+    """Passes items through and counts them."""
+
+    def __init__(self, items: Iterable[T]) -> None:
+        self._items = iter(items)
+        self.count = 0
+
+    def __next__(self) -> T:
+        item = next(self._items)
+        self.count += 1
+        return item
+
+
+def group_rows(make: Callable[[Sequence[Sample]], Iterable[Row]]) -> Callable[[Export], Iterator[Row]]:
+    """The `rows` of an exporter that makes those of each group for itself."""
+    return lambda export: (row for group in export.groups() for row in make(group))
+
+
+def write_json_lines(path: Path, rows: Iterable[Row]) -> None:
     """One JSON object per line; arrays as lists."""
 
     def write(file: Any) -> None:
@@ -152,6 +180,14 @@ def _problem(s: Sample, *, credit: bool, per_turn: bool) -> str:
     return ""
 
 
+def by_episode(rows: Iterable[Sample]) -> dict[str, list[Sample]]:
+    """Rows by the episode they belong to, by first appearance."""
+    episodes: dict[str, list[Sample]] = {}
+    for row in rows:
+        episodes.setdefault(row.episode_id, []).append(row)
+    return episodes
+
+
 def response_of(s: Sample) -> slice:
     """The part of a row from its first sampled token on: what trainers call the response."""
     return slice(s.prompt_length, len(s.tokens))
@@ -175,9 +211,26 @@ def whole_versions(s: Sample, fill: int) -> list[int]:
     return found
 
 
-def numbered(names: Iterable[str]) -> dict[str, int]:
-    """A whole number for each name, by first appearance."""
-    return {name: number for number, name in enumerate(dict.fromkeys(names))}
+def mean_weights(rows: Sequence[Sample]) -> dict[str, float]:
+    """By group: what its loss weights are multiplied by so that they are 1 in the mean over its trained tokens.
+
+    For trainers whose loss is a mean over tokens: with it, episodes of one length weigh as if there were no weights.
+    """
+    tokens: dict[str, int] = {}
+    weights: dict[str, float] = {}
+    for row in rows:
+        count = trained_tokens(row)
+        tokens[row.group_id] = tokens.get(row.group_id, 0) + count
+        weights[row.group_id] = weights.get(row.group_id, 0.0) + row.loss_weight * count
+    return {name: tokens[name] / weights[name] for name in tokens}
+
+
+class Numbers(dict[str, int]):
+    """A whole number for each name that is asked for, by first appearance."""
+
+    def __missing__(self, name: str) -> int:
+        self[name] = len(self)
+        return self[name]
 
 
 def plain_metadata(s: Sample) -> Row:

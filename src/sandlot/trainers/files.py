@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sandlot.trainers.base import Export, Exporter, Row
+from sandlot.trainers.base import Counted, Export, Exporter, group_rows
 from sandlot.trajectory.store import to_json, write_jsonl, write_samples
 
 
@@ -12,13 +12,12 @@ class _Whole(Exporter):
     """Writes samples themselves, so that nothing is lost on the way."""
 
     def write(self, path: Path, export: Export) -> int:
-        (write_samples if self.suffix == "parquet" else write_jsonl)(path, export.samples)
-        return len(export.samples)
+        samples = Counted(sample for group in export.groups() for sample in group)
+        (write_samples if self.suffix == "parquet" else write_jsonl)(path, samples)
+        return samples.count
 
 
-def _rows(export: Export) -> list[Row]:
-    return [to_json(sample) for sample in export.samples]
-
+_rows = group_rows(lambda group: map(to_json, group))
 
 PARQUET = _Whole("every field of the samples, one parquet file", _rows, suffix="parquet", credited=False)
 JSONL = _Whole("every field of the samples, JSON lines", _rows, credited=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from sandlot.trainers.base import Exporter, Row, TrainerDataError, checked, plain_metadata
+from sandlot.trainers.base import Exporter, Row, TrainerDataError, by_episode, checked, group_rows, plain_metadata
 from sandlot.trajectory.sample import Sample
 
 _KEYS = (
@@ -76,9 +76,6 @@ def validate(trace: Row) -> None:
 
 def traces(samples: Sequence[Sample]) -> list[Row]:
     """One row per episode: the trace and the result of verifying it."""
-    episodes: dict[str, list[Sample]] = {}
-    for s in checked(samples, credit=False):
-        episodes.setdefault(s.episode_id, []).append(s)
     return [
         {
             "episode_id": episode_id,
@@ -86,8 +83,8 @@ def traces(samples: Sequence[Sample]) -> list[Row]:
             "training_trace": training_trace(own),
             "verify": verify_result(own),
         }
-        for episode_id, own in episodes.items()
+        for episode_id, own in by_episode(checked(samples, credit=False)).items()
     ]
 
 
-EXPORTER = Exporter("OpenEnv training traces", lambda export: traces(export.samples), credited=False)
+EXPORTER = Exporter("OpenEnv training traces", group_rows(traces), credited=False)

@@ -20,11 +20,11 @@ def prepare(rollout_file: Path, run_dir: Path, *, tasks: Path, model: Path) -> P
     The rollout file is taken over with tasks, model and output set. Refused are settings that do not load, tasks that
     do not load, rows of the trainer that name none of them, and a model without a chat format.
     """
-    from sandlot.chat.format import load_chat_format
+    from sandlot.rollout.format import format_of
     from sandlot.tasks import load_tasks
     from sandlot.trainers.live import read_rollout_file
 
-    read_rollout_file(rollout_file)
+    config, _ = read_rollout_file(rollout_file)
     values = tomllib.loads(rollout_file.read_text("utf-8"))
     values |= {"tasks": str(tasks.resolve()), "model": str(model.resolve())}
     values["trainer"]["out"] = str((run_dir / "rollouts").resolve())
@@ -32,7 +32,7 @@ def prepare(rollout_file: Path, run_dir: Path, *, tasks: Path, model: Path) -> P
     for number, line in enumerate(tasks.read_text("utf-8").splitlines(), 1):
         if line.strip() and (name := _task_id(json.loads(line))) not in known:
             raise ConfigError(f"{tasks}: row {number} names the task {name!r}, which no loader finds in the file")
-    load_chat_format(model)
+    format_of(model, config.chat)
     run_dir.mkdir(parents=True, exist_ok=True)
     written = run_dir / "rollout.toml"
     write_bytes(written, tomli_w.dumps(values).encode())

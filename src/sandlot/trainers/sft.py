@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from sandlot.errors import ConfigError
 from sandlot.train.episodes import Episode, gather
 from sandlot.trainers.base import Export, Exporter, Row, checked, plain_metadata
+from sandlot.trainers.spoken import spoken
 from sandlot.trajectory.sample import Sample
 
 IGNORED = -100
@@ -82,27 +83,30 @@ def segments(s: Sample, decode: Callable[[list[int]], str]) -> list[Row]:
     return found
 
 
-def rows(export: Export) -> list[Row]:
+def rows(export: Export) -> Iterator[Row]:
     """Labelled rows of the selected episodes, with `segments` and `messages` where the model directory is known."""
+    select = _selection(export)
+    fmt = export.format()
+    for samples in export.groups():
+        for s in checked(select(samples), credit=False):
+            row = labelled(s)
+            if fmt is not None:
+                row |= {"segments": segments(s, fmt.decode), "messages": spoken(s, fmt)}
+            yield row
+
+
+def _selection(export: Export) -> Selection:
     options = export.options
     try:
         min_reward = float(options.get("min_reward", 1.0))
     except ValueError:
         raise ConfigError(f"option min_reward is {options['min_reward']!r}, no number") from None
-    select = Selection(
+    return Selection(
         min_reward=min_reward,
         best_of=export.integer("best_of"),
         max_tokens=export.integer("max_tokens"),
         branches=tuple(options["branches"].split(",")) if "branches" in options else None,
     )
-    chosen = checked(select(export.samples), credit=False)
-    if export.model is None:
-        return [labelled(s) for s in chosen]
-    from sandlot.chat.format import load_chat_format
-    from sandlot.trainers.spoken import spoken
-
-    fmt = load_chat_format(export.model)
-    return [{**labelled(s), "segments": segments(s, fmt.decode), "messages": spoken(s, fmt)} for s in chosen]
 
 
 EXPORTER = Exporter(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sandlot.trainers.base import Exporter, Row, TrainerDataError, checked, response_of
+from sandlot.trainers.base import Export, Exporter, Row, TrainerDataError, checked, response_of
 from sandlot.trajectory.sample import Sample
 
 ESTIMATORS = ("grpo", "rloo", "maxrl")
@@ -86,6 +86,9 @@ def _validate_steps(output: Mapping[str, Any], estimator: str, refuse: Any) -> N
             raise refuse(f"row {k} has a reward and is not the last step of its trajectory")
 
 
-EXPORTER = Exporter(
-    "SkyRL GeneratorOutput, step-wise", lambda e: [generator_output(e.samples)], suffix="json", credited=False
-)
+def _rows(export: Export) -> Iterator[Row]:
+    """One output for all groups: that is the form, lists as long as the run."""
+    yield generator_output([sample for group in export.groups() for sample in group])
+
+
+EXPORTER = Exporter("SkyRL GeneratorOutput, step-wise", _rows, suffix="json", credited=False)

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from sandlot.errors import MissingDependencyError
 from sandlot.trainers.base import (
     Export,
+    Numbers,
     Row,
     TrainerDataError,
     checked,
-    numbered,
     plain_metadata,
     response_of,
     versions_of,
     write_json_lines,
 )
 from sandlot.trajectory.sample import Sample
+from sandlot.trajectory.store import write_atomically
 
 REPLAY_NEEDS = "top-p token ids are replayed by the trainer and engines do not report them: sample with top_p = 1"
 
@@ -59,28 +61,28 @@ def aborted_fields(why: str) -> Row:
     }
 
 
-def rows(export: Export) -> list[Row]:
+def rows(export: Export) -> Iterator[Row]:
     """Rows of a rollout as `Sample.to_dict` writes them: one group per task, one `rollout_id` per episode."""
-    samples = checked(export.samples, credit=False, per_turn=False)
-    groups, episodes = numbered(s.group_id for s in samples), numbered(s.episode_id for s in samples)
-    found = [
-        {
-            "group_index": groups[s.group_id],
-            "index": number,
-            "rollout_id": episodes[s.episode_id],
-            "prompt": "",
-            "response": "",
-            "label": None,
-            "session_id": s.episode_id,
-            **fields_of(s),
-        }
-        for number, s in enumerate(samples)
-    ]
-    validate(found, top_p=float(export.sampling.get("top_p", 1.0)))
-    return found
+    groups, episodes, index = Numbers(), Numbers(), itertools.count()
+    for samples in export.groups():
+        found = [
+            {
+                "group_index": groups[s.group_id],
+                "index": next(index),
+                "rollout_id": episodes[s.episode_id],
+                "prompt": "",
+                "response": "",
+                "label": None,
+                "session_id": s.episode_id,
+                **fields_of(s),
+            }
+            for s in checked(samples, credit=False, per_turn=False)
+        ]
+        validate(found, top_p=float(export.sampling.get("top_p", 1.0)))
+        yield from found
 
 
-def write(path: Path, rows: list[Row]) -> None:
+def write(path: Path, rows: Iterable[Row]) -> None:
     """JSON lines; with the suffix `.pt` what `--load-debug-rollout-data` reads (needs torch)."""
     if path.suffix != ".pt":
         write_json_lines(path, rows)
@@ -90,7 +92,8 @@ def write(path: Path, rows: list[Row]) -> None:
     except ImportError:
         raise MissingDependencyError("torch", "torch") from None
     empty: Row = {"spec_info": {}, "prefix_cache_info": {}}
-    torch.save({"rollout_id": 0, "samples": [{**row, **empty} for row in rows]}, path)
+    data = {"rollout_id": 0, "samples": [{**row, **empty} for row in rows]}
+    write_atomically(path, lambda file: torch.save(data, file))
 
 
 def validate(rows: Sequence[Row], *, top_p: float = 1.0) -> None:

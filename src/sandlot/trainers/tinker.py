@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from sandlot.errors import MissingDependencyError
 from sandlot.train.turns import token_advantages
-from sandlot.trainers.base import Exporter, Row, TrainerDataError, checked, numbered
+from sandlot.trainers.base import Export, Exporter, Numbers, Row, TrainerDataError, checked
 from sandlot.trajectory.sample import Sample
 
 
-def data(samples: Sequence[Sample]) -> list[Row]:
+def data(samples: Sequence[Sample], *, groups: Numbers | None = None, episodes: Numbers | None = None) -> list[Row]:
     """Datums as plain dicts. Entry t of each array belongs to token t+1, the target of position t.
 
     The service sums the loss, so the advantage of a token carries its weight; where the mask is 0 it is 0, because
     the mask itself is not sent.
     """
     rows = checked(samples, credit=True)
-    groups, episodes = numbered(s.group_id for s in rows), numbered(s.episode_id for s in rows)
+    groups = Numbers() if groups is None else groups
+    episodes = Numbers() if episodes is None else episodes
     found: list[Row] = []
     for s in rows:
         advantages = token_advantages(s).astype(np.float64) * s.loss_weight
@@ -80,4 +81,10 @@ def datums(samples: Sequence[Sample]) -> list[Any]:
     ]
 
 
-EXPORTER = Exporter("Tinker Datums with per-token advantages", lambda export: data(export.samples))
+def _rows(export: Export) -> Iterator[Row]:
+    groups, episodes = Numbers(), Numbers()
+    for samples in export.groups():
+        yield from data(samples, groups=groups, episodes=episodes)
+
+
+EXPORTER = Exporter("Tinker Datums with per-token advantages", _rows)

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from sandlot.train.episodes import trained_tokens
-from sandlot.trainers.base import Exporter, Row, TrainerDataError, checked, numbered, whole_versions
+from sandlot.trainers.base import (
+    Export,
+    Exporter,
+    Numbers,
+    Row,
+    TrainerDataError,
+    checked,
+    mean_weights,
+    whole_versions,
+)
 from sandlot.trajectory.sample import Sample
 
 FIELDS = (
@@ -27,7 +36,7 @@ FIELDS = (
 
 
 def rollout_samples(
-    samples: Sequence[Sample], *, group_ids: dict[str, int] | None = None, token_budget: int | None = None
+    samples: Sequence[Sample], *, group_ids: Numbers | None = None, token_budget: int | None = None
 ) -> list[Row]:
     """The fields of `RolloutSample`, one per row of credited samples.
 
@@ -37,14 +46,10 @@ def rollout_samples(
     understated.
     """
     rows = checked(samples, credit=True, per_turn=False)
-    group_ids = group_ids if group_ids is not None else numbered(s.group_id for s in rows)
-    totals: dict[str, list[float]] = {}
-    for s in rows:
-        totals.setdefault(s.group_id, []).append(s.loss_weight * trained_tokens(s))
-    tokens = {name: sum(trained_tokens(s) for s in rows if s.group_id == name) for name in totals}
+    group_ids = Numbers() if group_ids is None else group_ids
+    scales = mean_weights(rows)
     found: list[Row] = []
     for s in rows:
-        scale = s.loss_weight * tokens[s.group_id] / sum(totals[s.group_id])
         found.append(
             {
                 "prompt": [],
@@ -52,7 +57,7 @@ def rollout_samples(
                 "input_ids": s.tokens.astype(np.int64),
                 "completion_mask": s.loss_mask.astype(np.int64),
                 "old_log_probs": s.logprobs.astype(np.float32),
-                "advantage": float(s.advantage or 0.0) * scale,
+                "advantage": float(s.advantage or 0.0) * s.loss_weight * scales[s.group_id],
                 "model_version": min(v for v in whole_versions(s, -1) if v >= 0),
                 "group_id": group_ids[s.group_id],
                 "metrics": {"reward": float(s.reward or 0.0), "trained_tokens": float(trained_tokens(s))},
@@ -120,4 +125,10 @@ def rollout_func_result(samples: Sequence[Sample], prompts: int) -> dict[str, An
     }
 
 
-EXPORTER = Exporter("TRL RolloutSamples (AsyncGRPOTrainer)", lambda export: rollout_samples(export.samples))
+def _rows(export: Export) -> Iterator[Row]:
+    numbers = Numbers()
+    for samples in export.groups():
+        yield from rollout_samples(samples, group_ids=numbers)
+
+
+EXPORTER = Exporter("TRL RolloutSamples (AsyncGRPOTrainer)", _rows)

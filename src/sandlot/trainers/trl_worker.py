@@ -17,6 +17,7 @@ from sandlot.rollout.outcome import EpisodeResult
 from sandlot.tasks import Task
 from sandlot.train.credit import CreditConfig, Outcome, credit
 from sandlot.train.overlong import cut_overlong
+from sandlot.trainers.base import Numbers
 from sandlot.trainers.live import Done
 from sandlot.trainers.trl import rollout_samples
 
@@ -170,7 +171,7 @@ class RolloutWorker:
         credited = credit(own, self.config.credit, outcomes=outcomes).samples
         if not credited:
             return []
-        return rollout_samples(credited, group_ids={group: number}, token_budget=self.config.token_budget)
+        return rollout_samples(credited, group_ids=Numbers({group: number}), token_budget=self.config.token_budget)
 
     async def _push(self, sample: Any) -> None:
         """Into the queue, waiting while it is full without holding up other episodes."""

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from sandlot.trainers.base import Export, Exporter, Row, TrainerDataError, checked, response_of, whole_versions
+from sandlot.trainers.base import (
+    Export,
+    Exporter,
+    Row,
+    TrainerDataError,
+    by_episode,
+    checked,
+    response_of,
+    whole_versions,
+)
 from sandlot.trajectory.sample import Sample
 
 
@@ -36,27 +45,14 @@ def session_outputs(rows: Sequence[Sample], *, temperature: float = 1.0) -> list
     return outputs
 
 
-def rows(export: Export) -> list[Row]:
+def rows(export: Export) -> Iterator[Row]:
     """One row per episode: `uid` (group), `session_id` (episode) and its `outputs`."""
-    samples = checked(export.samples, credit=False, per_turn=False)
-    episodes: dict[str, list[Sample]] = {}
-    for s in samples:
-        episodes.setdefault(s.episode_id, []).append(s)
-    found: list[Row] = [
-        {
-            "uid": own[0].group_id,
-            "session_id": episode_id,
-            "outputs": session_outputs(own, temperature=export.temperature),
-        }
-        for episode_id, own in episodes.items()
-    ]
-    for row in found:
-        validate(
-            row["outputs"],
-            prompt_length=export.integer("prompt_length"),
-            response_length=export.integer("response_length"),
-        )
-    return found
+    prompt, response = export.integer("prompt_length"), export.integer("response_length")
+    for samples in export.groups():
+        for episode_id, own in by_episode(checked(samples, credit=False, per_turn=False)).items():
+            outputs = session_outputs(own, temperature=export.temperature)
+            validate(outputs, prompt_length=prompt, response_length=response)
+            yield {"uid": own[0].group_id, "session_id": episode_id, "outputs": outputs}
 
 
 def validate(

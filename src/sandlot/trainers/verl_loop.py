@@ -126,7 +126,7 @@ class SandlotAgentLoop:
         return (await asyncio.shield(task))[0]
 
     async def _start(self) -> tuple[LiveRollouts, AsyncExitStack]:
-        from sandlot.chat.format import load_chat_format
+        from sandlot.rollout.format import format_of
 
         config, hook = read_rollout_file(self.rollout_file)
         model = self.config.actor_rollout_ref.model.path
@@ -135,7 +135,7 @@ class SandlotAgentLoop:
         context = min(int(context), config.limits.context or int(context))
         directory = config.model or Path(model)
         config = config.model_copy(update={"model": directory, "engine": "verl"})
-        fmt = await asyncio.to_thread(load_chat_format, directory)
+        fmt = await asyncio.to_thread(format_of, directory, config.chat)
         engine = VerlEngine(self.server_manager, str(model), context)
         policy = Policy(engine, fmt, str(model), SamplingParams(), context, "processed")
         stack = AsyncExitStack()

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import itertools
 import os
 import re
 import threading
@@ -173,11 +174,18 @@ class RunDir:
     def result(self, episode_id: str) -> dict[str, Any] | None:
         return self._results.get(episode_id)
 
-    def samples(self) -> Iterator[Sample]:
-        """The samples of all finished episodes."""
+    def sample_groups(self) -> Iterator[list[Sample]]:
+        """The samples of all finished episodes, those of a group together: groups and episodes in the order of ids."""
+        groups: dict[str, list[str]] = {}
         for episode_id, row in self._results.items():
             if row["samples"]:
-                yield from read_samples(self.samples_path(episode_id))
+                groups.setdefault(row["group_id"], []).append(episode_id)
+        for _, episode_ids in sorted(groups.items()):
+            yield [s for episode_id in sorted(episode_ids) for s in read_samples(self.samples_path(episode_id))]
+
+    def samples(self) -> Iterator[Sample]:
+        """The samples of all finished episodes, in the order of `sample_groups`."""
+        return itertools.chain.from_iterable(self.sample_groups())
 
     def begin(self, header: SessionRecord) -> JournalWriter:
         """A fresh journal for an episode that is to run now. What a cut-off attempt left is set aside."""

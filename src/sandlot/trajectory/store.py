@@ -22,32 +22,28 @@ from sandlot.trajectory.journal import sync_directory
 from sandlot.trajectory.sample import Sample, Span
 
 _SCHEMA_VERSION = b"1"
-_ROW_GROUP_TOKENS = 16_000_000
+_ROW_GROUP_TOKENS = 2_000_000
+
+_SPAN = pa.struct([("start", pa.int32()), ("turn_id", pa.string()), ("offset", pa.int32()), ("length", pa.int32())])
+_RUN = pa.struct([("version", pa.string()), ("length", pa.int32())])
 
 SCHEMA = pa.schema(
     [
-        ("episode_id", pa.string()),
-        ("group_id", pa.string()),
-        ("index", pa.int32()),
-        ("branch", pa.string()),
-        ("tokens", pa.list_(pa.int32())),
-        ("loss_mask", pa.list_(pa.uint8())),
-        ("logprobs", pa.list_(pa.float32())),
-        ("weight_versions", pa.list_(pa.struct([("version", pa.string()), ("length", pa.int32())]))),
-        (
-            "spans",
-            pa.list_(
-                pa.struct(
-                    [("start", pa.int32()), ("turn_id", pa.string()), ("offset", pa.int32()), ("length", pa.int32())]
-                )
-            ),
-        ),
-        ("prompt_length", pa.int32()),
-        ("reward", pa.float64()),
-        ("advantage", pa.float64()),
-        ("loss_weight", pa.float64()),
-        ("status", pa.string()),
-        ("metadata", pa.string()),
+        pa.field("episode_id", pa.string(), nullable=False),
+        pa.field("group_id", pa.string(), nullable=False),
+        pa.field("index", pa.int32(), nullable=False),
+        pa.field("branch", pa.string(), nullable=False),
+        pa.field("tokens", pa.list_(pa.int32()), nullable=False),
+        pa.field("loss_mask", pa.list_(pa.uint8()), nullable=False),
+        pa.field("logprobs", pa.list_(pa.float32()), nullable=False),
+        pa.field("weight_versions", pa.list_(_RUN), nullable=False),
+        pa.field("spans", pa.list_(_SPAN), nullable=False),
+        pa.field("prompt_length", pa.int32(), nullable=False),
+        pa.field("reward", pa.float64()),
+        pa.field("advantage", pa.float64()),
+        pa.field("loss_weight", pa.float64(), nullable=False),
+        pa.field("status", pa.string(), nullable=False),
+        pa.field("metadata", pa.string(), nullable=False),
     ],
     metadata={b"sandlot.samples": _SCHEMA_VERSION},
 )
