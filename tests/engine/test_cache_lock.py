@@ -1,15 +1,19 @@
-"""The cache directory follows the user's settings, and its lock lets one in at a time and dies with its holder."""
+"""The cache directory follows the user's settings, its lock dies with its holder, and what is kept there is bounded."""
 
 from __future__ import annotations
 
+import gc
+import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from sandlot.cache import cache_dir, locked
+from sandlot.cache import Shelf, cache_dir, locked
 
 
 def test_the_cache_follows_xdg_and_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -67,3 +71,85 @@ def test_a_killed_holder_frees_the_lock(tmp_path: Path) -> None:
     holder.communicate()
     assert entered.wait(5)
     thread.join()
+
+
+def filled(size: int) -> Callable[[Path], object]:
+    return lambda place: (place / "data").write_bytes(os.urandom(size))
+
+
+def never(place: Path) -> None:
+    raise AssertionError(f"{place} is made twice")
+
+
+def test_a_directory_is_made_once_for_everybody(tmp_path: Path) -> None:
+    begun = threading.Event()
+    makers: list[Path] = []
+
+    def make(place: Path) -> None:
+        makers.append(place)
+        begun.wait(5)
+        (place / "data").touch()
+
+    shelves = [Shelf(tmp_path, max_bytes=1 << 20) for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        found = [pool.submit(shelf.get, "a", make) for shelf in shelves]
+        begun.set()
+        assert {kept.result().path for kept in found} == {tmp_path / "a"}
+    assert len(makers) == 1
+    assert not list(tmp_path.glob("building-*"))
+
+
+def test_the_longest_unused_goes_first_and_what_is_used_stays(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path, max_bytes=450_000)
+    used = shelf.get("used", filled(100_000))
+    shelf.get("old", filled(100_000))
+    shelf.get("new", filled(100_000))
+    os.utime(tmp_path / "used.use", (1, 1))
+    os.utime(tmp_path / "old.use", (2, 2))
+    os.utime(tmp_path / "new.use", (3, 3))
+    shelf.get("old", never)  # and so is not old any more
+    shelf.get("more", filled(200_000))
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["more", "old", "used"]
+    used.release()
+    shelf.get("most", filled(400_000))
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["most"]
+    assert (shelf.get("used", filled(10)).path / "data").stat().st_size == 10, "what was removed is made anew"
+
+
+def test_what_another_process_uses_stays_until_it_dies(tmp_path: Path) -> None:
+    code = """if True:
+        import sys
+        from pathlib import Path
+        from sandlot.cache import Shelf
+        kept = Shelf(Path(sys.argv[1]), max_bytes=1).get("theirs", lambda place: (place / "x").write_bytes(bytes(9999)))
+        print("held", flush=True)
+        sys.stdin.read()
+    """
+    holder = subprocess.Popen([sys.executable, "-c", code, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == b"held\n"
+    Shelf(tmp_path, max_bytes=1).get("ours", filled(9999))
+    assert (tmp_path / "theirs").is_dir()
+    holder.kill()
+    holder.communicate()
+    Shelf(tmp_path, max_bytes=1).get("more", filled(9999))
+    assert not (tmp_path / "theirs").exists()
+
+
+def test_a_maker_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path, max_bytes=1 << 20)
+    with pytest.raises(AssertionError, match="made twice"):
+        shelf.get("a", never)
+    assert not [path for path in tmp_path.iterdir() if path.is_dir()]
+    assert (shelf.get("a", filled(1)).path / "data").is_file()
+
+
+def test_a_use_lasts_as_long_as_its_object(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path, max_bytes=1)
+    kept = shelf.get("a", filled(9999))
+    shelf.get("b", filled(9999))
+    assert kept.path.is_dir()
+    del kept
+    gc.collect()
+    shelf.get("c", filled(9999))
+    assert not (tmp_path / "a").exists()

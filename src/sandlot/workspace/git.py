@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from sandlot.cache import Kept
 from sandlot.errors import MissingDependencyError, SandlotError
 
 EMPTY_TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
@@ -140,9 +141,13 @@ def make_repository(path: Path, *, bare: bool) -> None:
 
 @dataclass(frozen=True)
 class Store:
-    """A bare repository used for its objects. `path` is its directory; each method is one or two git commands."""
+    """A bare repository used for its objects. `path` is its directory; each method is one or two git commands.
+
+    `kept` keeps it in the cache for as long as anyone has the store.
+    """
 
     path: Path
+    kept: Kept | None = field(default=None, repr=False, compare=False)
     _environment: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -160,7 +165,7 @@ class Store:
 
     def with_index(self, index: Path) -> Store:
         """The same store, using the index file `index`."""
-        return Store(self.path, {"GIT_INDEX_FILE": str(index)})
+        return replace(self, _environment={"GIT_INDEX_FILE": str(index)})
 
     def commit_of(self, revision: str) -> str:
         """The full id of the commit that `revision` names."""

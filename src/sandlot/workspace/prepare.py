@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import shutil
 import tempfile
 from collections.abc import Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from sandlot.cache import cache_dir
 from sandlot.errors import SandboxError, TaskError
 from sandlot.sandbox import AGENT_USER, ExecResult, Sandbox
 from sandlot.tasks.task import HarborGrading, Repository, Task
 from sandlot.workspace.git import Entry, Store
-from sandlot.workspace.repository import BRANCH, CONFIG, built
+from sandlot.workspace.repository import BRANCH, CONFIG, built, shelf
 from sandlot.workspace.snapshot import ignored, read_tar, spool
 
 GIT_NAMES = (".git",)
@@ -222,24 +220,15 @@ async def _observed(sandbox: Sandbox, task: Task, commit: str) -> Prepared:
 
 
 def _keep(tar: IO[bytes], tracked: Set[bytes], commit: str) -> Prepared:
-    home = cache_dir() / "workspaces" / "trees"
-    home.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(dir=home, prefix=".making-"))
-    try:
-        store = Store.create(scratch)
+    home = shelf()
+    with home.scratch() as scratch:
+        store = Store.create(scratch / "store")
         found = read_tar(store, tar, {})
         left_out = ignored(store, found, [path for path in found if path not in tracked])
         entries = {path: entry for path, entry in found.items() if path not in left_out}
         tree = store.write_tree(entries, scratch / "index")
-        place = home / tree
-        try:
-            scratch.rename(place)
-        except OSError:
-            if not place.is_dir():
-                raise
-        return Prepared(commit, tree, entries, Store(place))
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        kept = home.get(f"tree-{tree}", lambda place: store.path.rename(place / "store"))
+    return Prepared(commit, tree, entries, Store(kept.path / "store", kept))
 
 
 def _said(done: ExecResult) -> str:

@@ -9,11 +9,10 @@ import hashlib
 import os
 import shutil
 import tarfile
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from sandlot.cache import cache_dir, locked
+from sandlot.cache import Shelf, cache_dir
 from sandlot.errors import TaskError
 from sandlot.tasks.task import Mutation, Repository
 from sandlot.workspace.git import GitError, Store, run_git
@@ -37,6 +36,8 @@ CONFIG = f"""\
 \tauto = 0
 """
 """The configuration of the agent's repository: an identity, and nothing that reaches outside."""
+CACHE_LIMIT = 32 << 30
+"""Bytes of disk that the workspaces of a machine may take, but for those in use."""
 _FORMAT = b"1"
 """Changes when what is built from the same source changes."""
 
@@ -51,21 +52,16 @@ class BuiltRepository:
     tree: str
 
 
+def shelf() -> Shelf:
+    """Where workspaces are kept on this machine."""
+    return Shelf(cache_dir() / "workspaces", max_bytes=CACHE_LIMIT)
+
+
 def built(repository: Repository, mutation: Mutation | None = None) -> BuiltRepository:
     """Build the repository, or take it from the cache. Blocking."""
-    home = cache_dir() / "workspaces"
-    place = home / _digest(repository, mutation)
-    if not place.is_dir():
-        with locked(home / f"{place.name}.lock"):
-            if not place.is_dir():
-                scratch = Path(tempfile.mkdtemp(dir=home, prefix=".making-"))
-                try:
-                    _build(repository, mutation, scratch)
-                    scratch.rename(place)
-                finally:
-                    shutil.rmtree(scratch, ignore_errors=True)
-    commit, tree = (place / "base").read_text().split()
-    return BuiltRepository(place / "repository.tar", Store(place / "store"), commit, tree)
+    kept = shelf().get(_digest(repository, mutation), lambda place: _build(repository, mutation, place))
+    commit, tree = (kept.path / "base").read_text().split()
+    return BuiltRepository(kept.path / "repository.tar", Store(kept.path / "store", kept), commit, tree)
 
 
 def _digest(repository: Repository, mutation: Mutation | None) -> str:

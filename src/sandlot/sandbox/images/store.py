@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -16,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sandlot.cache import locked
+from sandlot.cache import Kept, Shelf, locked
 from sandlot.errors import SandboxError, SandboxUnavailableError
 from sandlot.sandbox.images import layers, ownership, reference, registry
 from sandlot.sandbox.images.unpack import BAD_ARCHIVE, Unpacker
@@ -44,7 +43,8 @@ class ImageStore:
     def __init__(self, directory: Path, owner: int | None, agent_id: int, *, max_bytes: int = 64 << 30) -> None:
         self._directory = directory / ("range" if owner is not None else "single")
         self._owner, self._agent_id, self._max_bytes = owner, agent_id, max_bytes
-        self._held: dict[str, int] = {}
+        self._shelf = Shelf(self._directory, max_bytes=max_bytes, remove=tree.remove)
+        self._held: dict[str, Kept] = {}
 
     def get(self, name: str, workdir: str) -> Image:
         """The image `name` (archive, OCI layout or `docker://`), with `workdir` owned by the agent. Blocks."""
@@ -71,8 +71,8 @@ class ImageStore:
 
     def close(self) -> None:
         """Let others remove what this process used."""
-        for fd in self._held.values():
-            os.close(fd)
+        for kept in self._held.values():
+            kept.release()
         self._held.clear()
 
     def _from_path(self, path: Path) -> tuple[str, Callable[[Path], Mapping[str, str]]]:
@@ -108,41 +108,15 @@ class ImageStore:
 
     def _made(self, key: str, make: Callable[[Path], Mapping[str, str]]) -> Path:
         """The finished directory of `key`, made by whoever comes first, and held from now on."""
-        final = self._directory / key
-        if key in self._held and final.is_dir():
-            return final
-        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with locked(self._directory / f"{key}.lock"):
-            held = os.open(self._directory / f"{key}.use", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(held, fcntl.LOCK_SH)
-                if not final.is_dir():
-                    self._make(final, make)
-                os.utime(held)
-            except BaseException:
-                os.close(held)
-                raise
-        if (before := self._held.get(key)) is not None:
-            os.close(before)
-        self._held[key] = held
-        return final
 
-    def _make(self, final: Path, make: Callable[[Path], Mapping[str, str]]) -> None:
-        building = self._directory / f"building-{os.getpid()}-{secrets.token_hex(4)}"
-        lock = _hold(building)
-        try:
-            (building / "files").mkdir(parents=True)
-            env = make(building / "files")
-            size = _size(building / "files")
-            (building / "about.json").write_text(json.dumps({"env": dict(env), "bytes": size}))
-            os.rename(building, final)
-        except BaseException:
-            tree.remove(str(building))
-            raise
-        finally:
-            os.close(lock)
-            os.unlink(f"{building}.building")
-        self._evict()
+        def fill(place: Path) -> None:
+            (place / "files").mkdir()
+            env = make(place / "files")
+            (place / "about.json").write_text(json.dumps({"env": dict(env)}))
+
+        if key not in self._held or not self._held[key].path.is_dir():
+            self._held[key] = self._shelf.get(key, fill)
+        return self._held[key].path
 
     def _flatten(self, path: Path, target: Path) -> Mapping[str, str]:
         """Unpack an archive or layout into `target` and make it bootable; its environment."""
@@ -167,31 +141,6 @@ class ImageStore:
             unpacker.close()
         ownership.prepare(target, self._owner, self._agent_id)
         return found.env if found else {}
-
-    def _evict(self) -> None:
-        """Remove what nobody uses, the longest unused first, until the cache is within its bound."""
-        with locked(self._directory / ".evict.lock"):
-            for stale in self._directory.glob("building-*.building"):
-                if (fd := _hold_now(stale)) is not None:
-                    tree.remove(str(stale).removesuffix(".building"))
-                    stale.unlink(missing_ok=True)
-                    os.close(fd)
-            sizes: dict[str, int] = {}
-            for about in self._directory.glob("*/about.json"):
-                with suppress(OSError, ValueError):
-                    sizes[about.parent.name] = int(json.loads(about.read_text())["bytes"])
-            total = sum(sizes.values())
-            uses = {key: self._directory / f"{key}.use" for key in sizes if not key.startswith("building-")}
-            for key in sorted(uses, key=lambda key: uses[key].stat().st_mtime if uses[key].exists() else 0):
-                if total <= self._max_bytes:
-                    return
-                if (fd := _hold_now(uses[key])) is None:
-                    continue
-                doomed = self._directory / f"building-{os.getpid()}-{secrets.token_hex(4)}"
-                os.rename(self._directory / key, doomed)  # gone at once for whoever comes now
-                os.close(fd)
-                tree.remove(str(doomed))
-                total -= sizes[key]
 
 
 def _opened(path: Path, copy: Path) -> Path:
@@ -243,29 +192,3 @@ def _write_whole(path: Path, text: str) -> None:
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
     temporary.write_text(text)
     os.replace(temporary, path)
-
-
-def _hold(building: Path) -> int:
-    """A lock that says that `building` is being worked on."""
-    fd = os.open(f"{building}.building", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    fcntl.flock(fd, fcntl.LOCK_EX)
-    return fd
-
-
-def _hold_now(path: Path) -> int | None:
-    """Lock `path` if nobody else does; None if somebody does."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        return None
-    return fd
-
-
-def _size(path: Path) -> int:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        return tree.disk_usage(fd, 1 << 62)
-    finally:
-        os.close(fd)
