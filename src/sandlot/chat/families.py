@@ -10,7 +10,7 @@ model is read alike with and without the library.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -20,6 +20,7 @@ from typing import Any
 
 from sandlot.chat.family_names import FAMILIES, Family
 from sandlot.chat.family_replies import read_parsed
+from sandlot.chat.harmony import vocabulary_at_hand
 from sandlot.chat.literals import Guard
 from sandlot.chat.messages import Message, Reply, Tool
 from sandlot.chat.native_ids import answer_with_sampled_ids, with_native_ids
@@ -101,7 +102,7 @@ class FamilyFormat:
             return self.replies.read(output_ids, prompt_ids, tools, truncated=truncated)
         with _refusals():
             parsed = self.renderer.parse_response(
-                list(self.replies.without_stop(output_ids)),
+                list(output_ids),
                 tools=[t.as_function() for t in tools],
                 prompt_ids=list(prompt_ids),
             )
@@ -235,7 +236,8 @@ def family_formats(
     for value in (None, True, False) if switch else (None,):
         try:
             config = type(base)(**settings, **({} if value is None else {switch: value}))
-            renderer = create(FamilyTokenizer(tokenizer, name), config)
+            with vocabulary_at_hand(tokenizer.vocabulary()) if known.encodes_itself else nullcontext():
+                renderer = create(FamilyTokenizer(tokenizer, name), config)
             chat = FamilyFormat(name, tokenizer, known, renderer, stops)
         except Exception as e:  # a missing token is an AssertionError there, a missing vocabulary file whatever it is
             failed = e

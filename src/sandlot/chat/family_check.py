@@ -114,6 +114,9 @@ def _wrong(
         if tail is not None and full[len(full) - len(tail) - 1 :] == [stop, *tail]:
             same = cut is None or cut[len(cut) - len(tail) :] == tail
             return "" if same else "a turn without its close is continued in another way"
+    closing = chat.tokenizer.control_ids.get(chat.family.closing)
+    if any(tail is not None and full[len(full) - len(tail) - 1 :] == [closing, *tail] for tail in tails.values()):
+        return ""
     # Some families close a turn by the opening of the next one, which need not be a token that the model samples.
     if cut and cut[0] in chat.stop_token_ids and full[len(full) - len(cut) + 1 :] == cut[1:]:
         return ""

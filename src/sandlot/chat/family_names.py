@@ -13,7 +13,8 @@ class Family:
 
     `form` is the form of calls that our own parser reads (empty: the library's parser does), `xml` whether calls are
     taught as `<function=…>`, `marker` a token that no vocabulary of the family lacks. `encodes_itself`: the family's
-    encoder is not given our tokenizer for text, and keeps text and control tokens apart by itself.
+    encoder is not given our tokenizer for text, and keeps text and control tokens apart by itself. `closing`: the token
+    that ends an answer in a history, where that is none at which the model stops.
     """
 
     name: str
@@ -21,6 +22,7 @@ class Family:
     xml: bool = False
     marker: str = ""
     encodes_itself: bool = False
+    closing: str = ""
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -47,7 +49,7 @@ FAMILIES: Mapping[str, Family] = {
         Family("deepseek-v4"),
         Family("gemma4"),
         Family("hy3"),
-        Family("gpt-oss", marker="<|channel|>", encodes_itself=True),
+        Family("gpt-oss", marker="<|channel|>", encodes_itself=True, closing="<|end|>"),
     )
 }
 """Families with a form of their own; the library may know more, which can be named and are read by its own parsers."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sandlot.chat.messages import CallStatus, ParsedCall, Reply, Tool
@@ -18,7 +19,10 @@ _STATUSES: Mapping[str, CallStatus] = {
 
 
 def read_parsed(parsed: Any, tools: Sequence[Tool], *, truncated: bool) -> Reply:
-    """Every call it saw with its status. Markup that names no tool goes on in the text, so that the agent sees it."""
+    """Every call it saw with its status. Markup that names no tool goes on in the text, so that the agent sees it.
+
+    In an answer that was cut, a last call whose arguments are no JSON is one that was cut.
+    """
     names = {t.name for t in tools}
     calls: list[ParsedCall] = []
     texts = [parsed.content or ""]
@@ -36,6 +40,8 @@ def read_parsed(parsed: Any, tools: Sequence[Tool], *, truncated: bool) -> Reply
         if status not in ("ok", "unknown_tool") and not isinstance(arguments, str):
             arguments = call.raw
         calls.append(ParsedCall(name, arguments, call.raw, status))
+    if truncated and calls and calls[-1].status == "invalid_arguments":
+        calls[-1] = replace(calls[-1], status="unclosed")
     unclosed = any(c.status == "unclosed" for c in calls)
     text = "\n".join(t for t in texts if t)
     return Reply(text, parsed.reasoning_content or "", tuple(calls), truncated or unclosed)

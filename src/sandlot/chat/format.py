@@ -154,6 +154,8 @@ class _Checkpoint:
         own = self._own_or_none()
         for family in families:
             try:
+                if not family.form:
+                    return self.by_family(family.name)  # nothing else reads its answers
                 for chat in self._formats(family.name):
                     if (own is None or not difference(chat, own)) and not spoof(chat) and self._better(chat, own):
                         log.info("%s: rendered as a model of the family %s", self.name, family.name)
@@ -163,7 +165,8 @@ class _Checkpoint:
                     log.warning("%s may be a model of the family %s, but %s", self.name, family.name, e)
                 return None
             except ModelError as e:
-                log.debug("%s: %s", self.name, e)
+                level = logging.DEBUG if family.form else logging.WARNING
+                log.log(level, "%s: %s", self.name, e)
         return None
 
     def _formats(self, family: str) -> Iterator[FamilyFormat]:

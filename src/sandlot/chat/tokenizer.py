@@ -56,6 +56,10 @@ class ChatTokenizer:
                     f"{self.control_ids[literal]}; export the tokenizer anew with save_pretrained"
                 )
 
+    def vocabulary(self) -> dict[str, int]:
+        """Tokens of the model, as it spells them, with their ids; without added tokens."""
+        return self._tokenizer.get_vocab(with_added_tokens=False)
+
     def alias(self, literal: str) -> str:
         """The string that stands for a control token; the literal itself where the vocabulary has no such token."""
         return self._alias_of.get(literal, literal)
