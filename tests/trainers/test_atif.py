@@ -106,7 +106,7 @@ def test_harbors_own_models_take_the_trajectories(model_dir: Path) -> None:
     for root in (atif.trajectory(journal(session())), atif.trajectory(journal(talk(fmt)), fmt)):
         read = own.Trajectory.model_validate(root)
         assert _without_none(read.to_json_dict()) == _without_none(root)
-        for change in (step(step_id=7), whole(more=1), step(observation={"results": [{"source_call_id": "b"}]})):
+        for change in (step(step_id=9), whole(more=1), step(observation={"results": [{"source_call_id": "b"}]})):
             document = copy.deepcopy(root)
             change(document)
             with pytest.raises(ValueError, match=r"step_id|extra|source_call_id"):

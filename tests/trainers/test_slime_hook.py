@@ -8,15 +8,18 @@ import json
 import os
 import sys
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
+from sandlot.engine import VersionSpan
 from sandlot.engine.process import EngineProcess
-from sandlot.errors import ConfigError, SandboxError, SandlotError
+from sandlot.errors import ConfigError, EngineError, SandboxError, SandlotError
 from sandlot.harness import HARNESSES
+from sandlot.rollout import episode
 from sandlot.rollout.scripts import idle_scripts, solution_scripts
 from sandlot.tasks import load_tasks
 from sandlot.trainers import slime, slime_hook, vime
@@ -119,22 +122,75 @@ async def test_evaluation_gives_one_sample_and_its_own_sampling(args: SimpleName
 
 
 @pytest.mark.slow
-async def test_the_trainers_abort_and_a_cancellation_end_episodes_at_once(
-    args: SimpleNamespace, loaded_rollout_module: SimpleNamespace
+async def test_an_abort_ends_an_episode_wherever_it_is(
+    args: SimpleNamespace, loaded_rollout_module: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Both ways trainers end a rollout, their flag and a cancellation, in every phase; what hangs is cancelled too."""
+    monkeypatch.setattr(slime_hook, "_ABORT_CHECK", 0.05)
     await vime.generate(args, sample_of("ini-quotes"), sampling_params())  # everything is installed and open
+    rollouts = (await slime_hook._states[asyncio.get_running_loop()]).rollouts
     loaded_rollout_module.aborted = True
-    (ended,) = await asyncio.wait_for(vime.generate(args, sample_of(), sampling_params()), 30)
-    assert (ended.status, ended.remove_sample) == (StandIn.Status.ABORTED, True)
-    assert ended.metadata["sandlot"]["why"] == "the trainer ended the rollout"
+    (unbegun,) = await vime.generate(args, sample_of(), sampling_params())
+    assert (unbegun.status, unbegun.remove_sample) == (StandIn.Status.ABORTED, True)
+
+    for owner, phase in ((rollouts.backend, "create"), (rollouts.policy.engine, "generate"), (episode, "grade")):
+        for flag in (True, False):
+            loaded_rollout_module.aborted = False
+            reached, cancelled = asyncio.Event(), asyncio.Event()
+
+            async def hang(*_: Any, reached: Any = reached, cancelled: Any = cancelled, **__: Any) -> Any:
+                reached.set()
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    cancelled.set()
+
+            with monkeypatch.context() as patched:
+                patched.setattr(owner, phase, hang)
+                running = asyncio.create_task(vime.generate(args, sample_of(), sampling_params()))
+                await asyncio.wait_for(reached.wait(), 60)
+                if flag:
+                    loaded_rollout_module.aborted = True
+                    (ended,) = await asyncio.wait_for(running, 60)
+                    assert (ended.status, ended.loss_mask) == (StandIn.Status.ABORTED, [0])
+                    assert ended.metadata["sandlot"]["why"] == "the trainer ended the rollout"
+                else:
+                    running.cancel()
+                    with pytest.raises(asyncio.CancelledError):
+                        await asyncio.wait_for(running, 60)
+                await asyncio.wait_for(cancelled.wait(), 60)
+            assert not any(gateway.sessions for gateway in rollouts._gateways.values())
     loaded_rollout_module.aborted = False
-    running = asyncio.create_task(vime.generate(args, sample_of(index=1), sampling_params()))
-    await asyncio.sleep(0.3)
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
-    (after,) = await vime.generate(args, sample_of(index=1), sampling_params())
+    (after,) = await vime.generate(args, sample_of(), sampling_params())
     assert after.reward == 1.0
+
+
+@pytest.mark.slow
+async def test_a_call_that_a_weight_update_aborts_is_sampled_again(
+    args: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine ends what is in flight when weights are pushed: the turn is asked for again, the episode goes on."""
+    await vime.generate(args, sample_of("ini-quotes"), sampling_params())
+    rollouts = (await slime_hook._states[asyncio.get_running_loop()]).rollouts
+    engine, asked = rollouts.policy.engine, []
+    generate = engine.generate
+    for gateway in rollouts._gateways.values():
+        object.__setattr__(gateway.limits, "engine_retry_delays", (0.0,))
+
+    async def updated(prompt_ids: Any, sampling: Any, **names: Any) -> Any:
+        asked.append(list(prompt_ids))
+        if len(asked) == 2:
+            raise EngineError("the engine aborted the call: weights are being updated")
+        made = await generate(prompt_ids, sampling, **names)
+        version = "0" if len(asked) == 1 else "1"
+        return replace(made, versions=(VersionSpan(version, 0, len(made.output_ids)),))
+
+    monkeypatch.setattr(engine, "generate", updated)
+    (row,) = await vime.generate(args, sample_of(), sampling_params())
+    assert (row.reward, row.status) == (1.0, StandIn.Status.COMPLETED)
+    assert asked[1] == asked[2]  # the same prompt, token by token
+    assert row.weight_versions == ["0", *["1"] * (len(asked) - 2)]
+    assert len(row.weight_versions) == len(asked) - 1  # what was aborted is no turn
 
 
 @pytest.mark.slow
@@ -234,6 +290,12 @@ async def test_a_missing_configuration_is_named(tmp_path: Path) -> None:
 async def test_an_old_trainer_without_rollout_ids_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"no Sample\.rollout_id"):
         await slime.generate(arguments(), SimpleNamespace(), sampling_params())
+
+
+@pytest.mark.parametrize("option", ["partial_rollout", "group_rm", "use_rollout_routing_replay"])
+async def test_settings_that_break_on_fan_out_are_refused(option: str) -> None:
+    with pytest.raises(ConfigError, match=f"--{option.replace('_', '-')} cannot be used"):
+        await vime.generate(arguments(**{option: True}), sample_of(), sampling_params())
 
 
 @pytest.mark.parametrize(

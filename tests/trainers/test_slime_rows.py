@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from sandlot.errors import MissingDependencyError
+from sandlot.errors import ConfigError, MissingDependencyError
 from sandlot.train.credit import CreditConfig, CreditError, credit
 from sandlot.trainers import Export, TrainerDataError
 from sandlot.trainers.slime import EXPORTER, keep_group, reward_post_process
@@ -165,6 +165,18 @@ def test_sampling_is_the_trainers_and_what_cannot_be_trained_is_refused() -> Non
         with pytest.raises(Exception, match=why):
             sampling_of(sampling_params(**change), evaluation=False)
     assert sampling_of(sampling_params(top_p=0.9, temperature=0.0), evaluation=True).top_p == 0.9
+
+
+def test_a_sampling_parameter_that_would_be_left_out_is_refused() -> None:
+    for change in (
+        {"repetition_penalty": 1.1},
+        {"min_new_tokens": 8},
+        {"custom_params": {"return_top_p_token_ids": True}},
+    ):
+        with pytest.raises(ConfigError, match=f"{next(iter(change))}=.* leave it out"):
+            sampling_of(sampling_params(**change), evaluation=True)
+    neutral = sampling_params(repetition_penalty=1.0, min_new_tokens=0, sampling_seed=5, skip_special_tokens=False)
+    assert sampling_of(neutral, evaluation=False).seed == 5
 
 
 def test_what_is_written_can_be_read(tmp_path: Path) -> None:

@@ -41,6 +41,23 @@ class Flavor:
     rollout_module: str
 
 
+_UNFIT = {
+    "partial_rollout": "an aborted episode's sandbox is gone, so it is begun anew; leave the option out",
+    "group_rm": "they bring the reward of their grading, which a reward model would overwrite; leave the option out",
+    "use_rollout_routing_replay": "engines do not report routed experts here; leave the option out",
+}
+_SAMPLING = frozenset(
+    ("temperature", "top_p", "top_k", "max_new_tokens", "stop", "stop_token_ids", "seed", "sampling_seed")
+)
+_NEUTRAL: dict[str, tuple[object, ...]] = {
+    # How text is made of ids, which is not what is trained.
+    "skip_special_tokens": (True, False, None),
+    "no_stop_trim": (True, False, None),
+    "spaces_between_special_tokens": (True, False, None),
+    "repetition_penalty": (None, 1, 1.0),
+}
+
+
 @dataclass
 class _State:
     rollouts: LiveRollouts
@@ -55,10 +72,7 @@ async def generate(flavor: Flavor, args: Any, sample: Any, sampling_params: dict
 
     Raises `ConfigError` for what no episode can survive; everything else becomes one aborted placeholder.
     """
-    if not hasattr(sample, "rollout_id"):
-        raise ConfigError(
-            f"this {flavor.name} has no Sample.rollout_id, so siblings would count as rollouts; update it"
-        )
+    check_arguments(flavor, args, sample)
     sampling = sampling_of(sampling_params, evaluation=evaluation)
     state = await _state(flavor, args)
     try:
@@ -71,8 +85,23 @@ async def generate(flavor: Flavor, args: Any, sample: Any, sampling_params: dict
     return _give(args, sample, _fields(done), _why(done), evaluation)
 
 
+def check_arguments(flavor: Flavor, args: Any, sample: Any) -> None:
+    """`ConfigError` for settings of the trainer under which rollouts that fan out would train wrongly, or crash it."""
+    if not hasattr(sample, "rollout_id"):
+        raise ConfigError(
+            f"this {flavor.name} has no Sample.rollout_id, so siblings would count as rollouts; update it"
+        )
+    for name, why in _UNFIT.items():
+        if getattr(args, name, False):
+            raise ConfigError(f"--{name.replace('_', '-')} cannot be used with agents' episodes: {why}")
+
+
 def sampling_of(params: dict[str, Any], *, evaluation: bool) -> SamplingParams:
-    """The trainer's sampling parameters; `max_new_tokens` bounds one turn. Refuses what cannot be trained."""
+    """The trainer's sampling parameters; `max_new_tokens` bounds one turn. Refuses what cannot be trained, and what
+    would be left out without a word."""
+    for name, value in params.items():
+        if name not in _SAMPLING and value not in _NEUTRAL.get(name, (None, False, 0, 0.0)):
+            raise ConfigError(f"{name}={value!r} is no sampling parameter of an agent's calls; leave it out")
     temperature, top_p = float(params.get("temperature", 1.0)), float(params.get("top_p") or 1.0)
     if params.get("stop"):
         raise ConfigError("stop strings cut inside tokens; use --rollout-stop-token-ids instead of --rollout-stop")
