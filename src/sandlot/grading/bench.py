@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import secrets
 import tarfile
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -16,7 +18,7 @@ from sandlot.errors import GradingError, SandboxError, SandboxLostError
 from sandlot.grading import runtime
 from sandlot.grading.protect import reverted, test_roots
 from sandlot.grading.witness import Report, control_source, doubts, read_report
-from sandlot.sandbox import AGENT_USER, ExecResult, Layer, Sandbox, SandboxBackend, SandboxSpec
+from sandlot.sandbox import AGENT_USER, ExecResult, Sandbox, SandboxBackend, SandboxSpec
 from sandlot.tasks.rows import test_checkouts
 from sandlot.tasks.task import PytestGrading, R2EGrading, SweProGrading, Task
 from sandlot.workspace import Patch, Prepared, apply_patch, prepare
@@ -232,11 +234,11 @@ def _git_trusts_the_workdir() -> dict[str, str]:
 
 
 def bench_spec(task: Task, spec: SandboxSpec | None) -> SandboxSpec:
-    """What the grading sandbox boots: the task's image without network, with the runner's layers. Blocking."""
+    """What the grading sandbox boots: the task's image without network, with pytest where it lacks it. Blocking."""
     base = spec or SandboxSpec()
     image = task.image
     mounted = {layer.mount_point for layer in base.layers}
-    own = (*runtime.runtime_layers(image), Layer(Path(__file__).with_name("worker"), WORKER))
+    own = runtime.runtime_layers(image)
     return replace(
         base,
         image=image,
@@ -257,6 +259,7 @@ async def opened(
     boot = await asyncio.to_thread(bench_spec, task, spec)
     async with await backend.create(boot) as sandbox:
         evidence["sandbox"] = dict(sandbox.facts)
+        await sandbox.upload_tar(WORKER, _worker(), user="root")
         checked_out = await _checked_out(sandbox, task)
         prepared = await prepare(sandbox, task)
         evidence["base_commit"], evidence["base_tree"] = prepared.base_commit, prepared.base_tree
@@ -271,6 +274,19 @@ async def opened(
         if not applied.ok:
             raise GradingError(applied.reason)
         yield Bench(task, sandbox, prepared, applied, evidence, checked_out)
+
+
+@cache
+def _worker() -> bytes:
+    """Our programs for the sandbox, as a tar."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for file in sorted(Path(__file__).with_name("worker").glob("*.py")):
+            member = tarfile.TarInfo(file.name)
+            data = file.read_bytes()
+            member.size, member.mode = len(data), 0o644
+            tar.addfile(member, io.BytesIO(data))
+    return buffer.getvalue()
 
 
 async def _checked_out(sandbox: Sandbox, task: Task) -> dict[str, bytes]:
