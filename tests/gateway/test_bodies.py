@@ -162,6 +162,24 @@ def test_a_broken_body_is_refused_also_where_it_began_well(broken: str) -> None:
         reader.decode(broken.encode(), "w")
 
 
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        (rb"a\ud83d b", "a\ufffd b"),
+        (rb"\uDE00\ud83d\ude00\uD83D", "\ufffd\U0001f600\ufffd"),
+        (rb"\\ud83d \\\ud83d", "\\ud83d \\\ufffd"),
+        (b"a\xff\xed\xa0\xbd", "a\ufffd\ufffd\ufffd\ufffd"),
+    ],
+)
+def test_half_a_character_does_not_end_the_session(written: bytes, read: str) -> None:
+    """Clients cut tool outputs between the two halves of a character, and send that again with every request."""
+    reader, history = Bodies(), b'{"messages": [{"a": "%b"}, {"b": "c"}' % written
+    for more in (b"", b', {"d": "e"}', b', {"d": "e"}, {"f": "%b"}' % written):
+        messages = reader.decode(history + more + b"]}", "w")["messages"]
+        assert messages[0] == {"a": read}
+    assert messages[3] == {"f": read}
+
+
 def test_a_field_that_comes_twice_counts_as_the_last_one() -> None:
     reader = Bodies()
     reader.decode(b'{"messages": [{"a": 1}, {"b": 2}, {"c": 3}]}', "w")

@@ -285,3 +285,21 @@ async def test_the_path_can_name_the_session_but_opens_nothing_without_its_key(m
         assert reply.status == 200
     async with rig.http.head(f"{prefix}/") as reply:
         assert reply.status == 200
+
+
+async def test_half_a_character_in_a_call_stays_in_the_branch(make_rig: MakeRig) -> None:
+    """The policy writes one as an escape, the client sends it back, and cuts an output in the midst of another."""
+    rig = await make_rig(script(call_text("exec", r'{"command": "printf \ud83d"}'), "Done."))
+    headers = {"Authorization": f"Bearer {rig.opened.api_key}"}
+    body: dict[str, Any] = {"model": "m", "tools": [EXEC], "input": [{"role": "user", "content": "go"}]}
+    async with rig.http.post(f"{rig.url}/v1/responses", json=body, headers=headers) as reply:
+        items = (await reply.json())["output"]
+    (call,) = [item for item in items if item["type"] == "function_call"]
+    assert json.loads(call["arguments"]) == {"command": "printf \ud83d"}
+    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "cut \ud83d"}
+    body["input"] += [*items, result]
+    async with rig.http.post(f"{rig.url}/v1/responses", json=body, headers=headers) as reply:
+        assert reply.status == 200, await reply.text()
+    assert "cut \ufffd" in rig.engine.fmt.tokenizer.decode(rig.engine.prompts[1])
+    assert rig.session.forks == []
+    await proven(rig)

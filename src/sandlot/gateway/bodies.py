@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,11 @@ _BRANCHES = 3
 _SMALL = 200_000
 _HISTORIES = frozenset({"messages", "input", "contents"})
 _BLANK = b" \t\r\n"
+
+_escapes = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?P<half>u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
+    re.DOTALL,
+)
 
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _elements = msgspec.json.Decoder(list[msgspec.Raw])
@@ -77,7 +83,19 @@ class Bodies:
         return max((b for b in begun if raw.startswith(b.head)), key=lambda b: len(b.head), default=None)
 
     def decode(self, raw: bytes, wire: str) -> Any:
-        """The JSON value of a body in the protocol `wire`. Raises what `msgspec.json.decode` raises."""
+        """The JSON value of a body in the protocol `wire`. Raises what `msgspec.json.decode` raises.
+
+        Halves of characters, as clients leave them where they cut a text, are U+FFFD.
+        """
+        try:
+            return self._decode(raw, wire)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            whole = _without_halves(raw)
+            if whole == raw:
+                raise
+            return self._decode(whole, wire)
+
+    def _decode(self, raw: bytes, wire: str) -> Any:
         begun = self._begun.setdefault(wire, [])
         known = self._known(raw, wire)
         if known is not None and (body := self._continued(raw, known, wire)) is not None:
@@ -134,6 +152,12 @@ class Bodies:
                 items.added(len(text))
             found.append(item)
         return found
+
+
+def _without_halves(raw: bytes) -> bytes:
+    """A JSON text in which every escape and every byte is, or is part of, a whole character."""
+    raw = raw.decode("utf-8", "replace").encode()
+    return _escapes.sub(lambda found: b"\\ufffd" if found["half"] else found[0], raw)
 
 
 def _begun(raw: bytes, text: bytes, body: dict[str, Any], field: str) -> _Begun | None:
