@@ -125,7 +125,13 @@ async def long_histories(gateway: Served, workload: Workload, sessions: int, tok
     wall = time.perf_counter() - began
     for (agent, _, _), raw in zip(agents, answers, strict=True):
         agent.take(raw, 0)
-    return {"stall_ms": gateway.ask("stalls")["longest_ms"], "cpu_s": gateway.cpu_s() - before, "wall_s": wall}
+    stalls = gateway.ask("stalls")
+    return {
+        "stall_ms": stalls["longest_ms"],
+        "stall_own_ms": stalls["own_ms"],
+        "cpu_s": gateway.cpu_s() - before,
+        "wall_s": wall,
+    }
 
 
 def _quantile(values: list[float], share: float) -> float:

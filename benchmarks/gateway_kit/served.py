@@ -15,7 +15,7 @@ from sandlot.engine.sglang import SglangEngine
 from sandlot.gateway import Gateway
 from sandlot.gateway.call import Policy, Recorder
 from sandlot.gateway.gateway import NoRecorder
-from sandlot.gateway.process import serve
+from sandlot.gateway.process import loaded, serve
 from sandlot.rollout.recorder import JournalRecorder
 from sandlot.trajectory.journal import JournalWriter
 from sandlot.trajectory.records import SessionRecord
@@ -48,11 +48,12 @@ async def _serve(model_dir: Path, engine_url: str, journals: Path | None) -> Non
                     stalls.start()
                     return {}
                 case "stalls":
-                    return {"longest_ms": stalls.longest * 1e3}
+                    return {"longest_ms": stalls.longest * 1e3, "own_ms": stalls.longest_own * 1e3}
                 case "finish":
                     return await _finish(gateway, command["session"])
             raise ValueError(command["cmd"])
 
+        loaded()
         await obey(port, handle)
     await engine.close()
 

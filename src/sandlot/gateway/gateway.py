@@ -94,8 +94,8 @@ class Gateway:
         self._runners: list[web.AppRunner] = []
         self.reading = Budget(self.limits.reading_bytes)
         self.at_engine = Budget(self.limits.engine_tokens)
-        # Few render at once: each holds the interpreter lock for most of its time, and the event loop needs it too.
-        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="sandlot-gateway")
+        # One renders at a time: it holds the interpreter lock for most of its time, and the event loop needs it too.
+        self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sandlot-gateway")
         self._writers = ThreadPoolExecutor(max_workers=8, thread_name_prefix="sandlot-journal")
 
     # -- sessions -----------------------------------------------------------------------------------------------

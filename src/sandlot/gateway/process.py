@@ -18,18 +18,31 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _LARGE = 64 << 20
 
 
-def serve(main: Coroutine[Any, Any, None]) -> None:
-    """Run `main` to its end, on uvloop where it is installed."""
+def serve(main: Coroutine[Any, Any, None], processes: int = 1) -> None:
+    """Run `main` to its end, on uvloop where it is installed. `processes` like this one share the machine."""
     keep_large_blocks()
     allow_many_connections()
-    sys.setswitchinterval(0.001)  # threads that render long histories must not keep the event loop waiting
-    gc.set_threshold(10_000, 20, 20)  # a turn makes thousands of objects and hardly a cycle
+    sys.setswitchinterval(0.001)  # a thread that renders a long history must not keep the event loop waiting
+    # A turn makes thousands of objects and hardly a cycle. Sessions hold no cycles: all of them are seldom searched.
+    gc.set_threshold(10_000, 5, 200)
+    os.environ.setdefault("RAYON_NUM_THREADS", str(encoding_threads(processes)))  # read when tokenizers first encode
     try:
         uvloop = importlib.import_module("uvloop")
     except ImportError:
         asyncio.run(main)
     else:
         uvloop.run(main)
+
+
+def loaded() -> None:
+    """Say that what a process keeps for good is loaded: the search for cycles leaves it out from now on."""
+    gc.collect()
+    gc.freeze()
+
+
+def encoding_threads(processes: int) -> int:
+    """Threads that encode long texts: each process keeps a core for its event loop where there are enough."""
+    return max(1, len(os.sched_getaffinity(0)) // processes - 1)
 
 
 def allow_many_connections() -> None:

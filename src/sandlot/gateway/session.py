@@ -289,6 +289,7 @@ class Session:
     def _ended(self, identity: bytes, call: Call, task: asyncio.Task[Told]) -> None:
         self._tasks.discard(task)
         self._forget(identity, call)
+        call.abandon = _nothing  # it refers to the call and to this session, which would keep each other
         if call.prepared.done():
             return
         if task.cancelled():
@@ -330,3 +331,6 @@ class Session:
         counters.engine_error = ""
         for status in turn.parse:
             counters.calls[status] = counters.calls.get(status, 0) + 1
+
+
+def _nothing() -> None: ...

@@ -15,7 +15,7 @@ import msgspec
 from sandlot.config import load_config
 from sandlot.errors import SandlotError
 from sandlot.gateway import Gateway, GatewayLimits
-from sandlot.gateway.process import serve
+from sandlot.gateway.process import loaded, serve
 from sandlot.gateway.worker import WorkerServer
 from sandlot.rollout.policy import policy_of
 from sandlot.rollout.serve import recorders, stop_signals
@@ -42,7 +42,7 @@ def main() -> int:
     answer = os.dup(1)
     os.dup2(2, 1)  # whatever else is printed must not pass for the answer
     try:
-        serve(_serve(setup, answer))
+        serve(_serve(setup, answer), setup.workers)
     except SandlotError as error:
         _tell(answer, {"error": str(error)})
         return 1
@@ -73,6 +73,7 @@ async def _serve(setup: Setup, answer: int) -> None:
         server = WorkerServer(gateway, setup.number, setup.workers, setup.directory, channel, stop.set)
         await server.start(setup.admin_key, setup.base_url)
         stack.push_async_callback(server.close)
+        loaded()
         _tell(answer, {})
         await stop.wait()
     if server.orphaned:

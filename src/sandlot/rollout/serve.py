@@ -19,6 +19,7 @@ from sandlot.gateway.control import control_app, control_routes
 from sandlot.gateway.front import Front, listen
 from sandlot.gateway.front_control import FrontControl
 from sandlot.gateway.gateway import RecorderFactory
+from sandlot.gateway.process import loaded
 from sandlot.gateway.workers import Workers, worker_argv
 from sandlot.rollout.policy import Say, policy_of, with_engine
 from sandlot.rollout.recorder import JournalRecorder
@@ -82,6 +83,7 @@ async def serve_gateway(
         except OSError as error:
             where = " or ".join(f"{host}:{port}" for host, port in (places.agents, places.control))
             raise ConfigError(f"{where} cannot be served ({error.strerror}): choose other ports") from error
+        loaded()
         ready(*ports)
         await stop.wait()
 
