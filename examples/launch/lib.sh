@@ -1,6 +1,7 @@
 # shellcheck shell=bash
 # What the launchers share: checks that all come before anything starts, and commands that can be shown instead of run.
 
+ARGUMENTS="[--dry-run]"
 DRY_RUN=0
 PROBLEMS=()
 
@@ -8,9 +9,14 @@ parse_arguments() {
   for argument in "$@"; do
     case "$argument" in
       --dry-run) DRY_RUN=1 ;;
-      *) echo "usage: $0 [--dry-run]" >&2; exit 2 ;;
+      *) usage ;;
     esac
   done
+}
+
+usage() {
+  echo "usage: $0 $ARGUMENTS" >&2
+  exit 2
 }
 
 # need_variable NAME WHAT: a variable that must be set. Its value is never printed: it may be a secret.

@@ -20,7 +20,8 @@ from support.toy_model import make_toy_model
 
 LAUNCH = Path(__file__).parents[2] / "examples" / "launch"
 SCRIPTS = sorted(LAUNCH.rglob("*.sh"))
-VARIANTS = [script for script in SCRIPTS if script.name[0].isdigit()]
+SIZES = [script for script in SCRIPTS if script.name[0].isdigit()]
+VARIANTS = [(size, trainer) for size in SIZES for trainer in ("slime", "vime")]
 
 
 def named(script: Path) -> str:
@@ -34,10 +35,12 @@ def launch(script: Path, *arguments: str, **environment: str) -> subprocess.Comp
     )
 
 
-def test_there_are_three_sizes_for_each_trainer() -> None:
-    assert [named(v) for v in VARIANTS] == [
-        f"{t}/{s}.sh" for t in ("slime", "vime") for s in ("1gpu", "1node", "8nodes")
-    ]
+def variant(value: object) -> str:
+    return named(value) if isinstance(value, Path) else str(value)
+
+
+def test_there_are_three_sizes() -> None:
+    assert [named(size) for size in SIZES] == ["1gpu.sh", "1node.sh", "8nodes.sh"]
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=named)
@@ -53,13 +56,12 @@ def test_scripts_are_sound(script: Path) -> None:
     assert checked.returncode == 0, checked.stdout
 
 
-@pytest.mark.parametrize("script", VARIANTS, ids=named)
-def test_a_dry_run_prints_one_command_that_a_shell_reads(script: Path) -> None:
-    shown = launch(script, "--dry-run", WANDB_API_KEY="secret-key", WANDB_PROJECT="p")
+@pytest.mark.parametrize(("script", "trainer"), VARIANTS, ids=variant)
+def test_a_dry_run_prints_one_command_that_a_shell_reads(script: Path, trainer: str) -> None:
+    shown = launch(script, trainer, "--dry-run", WANDB_API_KEY="secret-key", WANDB_PROJECT="p")
     assert shown.returncode == 0, shown.stderr
     words = shlex.split(shown.stdout)
     assert words[:3] == ["ray", "job", "submit"]
-    trainer = script.parent.name
     for option, value in (
         ("--custom-generate-function-path", f"sandlot.trainers.{trainer}.generate"),
         ("--custom-reward-post-process-path", f"sandlot.trainers.{trainer}.reward_post_process"),
@@ -67,6 +69,8 @@ def test_a_dry_run_prints_one_command_that_a_shell_reads(script: Path) -> None:
     ):
         assert words[words.index(option) + 1] == value
     assert "--colocate" in words
+    engine = {"slime": "--sglang-mem-fraction-static", "vime": "--vllm-gpu-memory-utilization"}
+    assert [name for name, option in engine.items() if option in words] == [trainer]
     assert "secret-key" not in shown.stdout + shown.stderr
     per_step = int(words[words.index("--rollout-batch-size") + 1]) * int(
         words[words.index("--n-samples-per-prompt") + 1]
@@ -75,7 +79,7 @@ def test_a_dry_run_prints_one_command_that_a_shell_reads(script: Path) -> None:
 
 
 def test_eight_nodes_are_what_they_say() -> None:
-    words = shlex.split(launch(LAUNCH / "slime" / "8nodes.sh", "--dry-run").stdout)
+    words = shlex.split(launch(LAUNCH / "8nodes.sh", "slime", "--dry-run").stdout)
     for option, value in (
         ("--actor-num-nodes", "8"),
         ("--actor-num-gpus-per-node", "8"),
@@ -86,13 +90,13 @@ def test_eight_nodes_are_what_they_say() -> None:
         assert words[words.index(option) + 1] == value
 
 
-@pytest.mark.parametrize("script", VARIANTS, ids=named)
-def test_nothing_starts_before_everything_is_there(script: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("script", "trainer"), VARIANTS, ids=variant)
+def test_nothing_starts_before_everything_is_there(script: Path, trainer: str, tmp_path: Path) -> None:
     ray = tmp_path / "ray"
     ray.write_text(f"#!/bin/sh\ntouch {tmp_path / 'started'}\n")
     ray.chmod(0o755)
     path = f"{tmp_path}:{os.environ['PATH']}"
-    failed = launch(script, PATH=path, RUN_DIR=str(tmp_path / "run"), HF_CHECKPOINT=str(tmp_path / "no"))
+    failed = launch(script, trainer, PATH=path, RUN_DIR=str(tmp_path / "run"), HF_CHECKPOINT=str(tmp_path / "no"))
     assert failed.returncode == 1
     for name in ("TRAINER_DIR", "MEGATRON_DIR", "REF_CHECKPOINT", "PROMPT_DATA"):
         assert f"set {name}" in failed.stderr
@@ -100,7 +104,8 @@ def test_nothing_starts_before_everything_is_there(script: Path, tmp_path: Path)
     assert "nothing was started" in failed.stderr
     assert not (tmp_path / "started").exists()
     assert not (tmp_path / "run").exists()
-    assert launch(script, "--nonsense").returncode == 2
+    assert launch(script, trainer, "--nonsense").returncode == 2
+    assert launch(script, "--dry-run").returncode == 2
 
 
 @pytest.mark.parametrize("where", ["head", "10.0.0.1"])
@@ -146,7 +151,13 @@ def test_what_cannot_work_is_refused_before(model_dir: Path, tmp_path: Path) -> 
     with pytest.raises(SandlotError):
         prepare(LAUNCH / "rollout.toml", tmp_path / "run", tasks=rows, model=empty)
     wrong = tmp_path / "wrong.toml"
-    wrong.write_text("[trainer]\nout = 'x'\nnonsense = 1\n")
-    with pytest.raises(ConfigError, match="nonsense"):
-        prepare(wrong, tmp_path / "run", tasks=rows, model=model_dir)
+    for text, why in (
+        ("[trainer]\nout = 'x'\nnonsense = 1\n", "nonsense"),
+        ("harness = 'claude-code'\n[trainer]\nout = 'x'\nharness_options = { more = 1 }\n", "do not fit claude-code"),
+        ("harness = 'clippy'\n[trainer]\nout = 'x'\n", "clippy"),
+        ("sandbox = 'box'\n[trainer]\nout = 'x'\n", "box"),
+    ):
+        wrong.write_text(text)
+        with pytest.raises(ConfigError, match=why):
+            prepare(wrong, tmp_path / "run", tasks=rows, model=model_dir)
     assert not (tmp_path / "run").exists()

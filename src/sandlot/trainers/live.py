@@ -94,6 +94,17 @@ class WithArguments:
         return self.inner.failure(result)
 
 
+def harness_of(config: RunConfig, hook: HookConfig) -> Harness:
+    """The one harness of a trainer's rollouts, with its options. `ConfigError` names what does not fit."""
+    if len(config.harness) != 1:
+        raise ConfigError(f"a trainer takes one harness, not {', '.join(config.harness)}")
+    try:
+        harness: Harness = HARNESSES.get(config.harness[0])(**hook.harness_options)
+    except TypeError as error:
+        raise ConfigError(f"trainer.harness_options do not fit {config.harness[0]}: {error}") from error
+    return WithArguments(harness, tuple(hook.harness_arguments)) if hook.harness_arguments else harness
+
+
 @dataclass(frozen=True)
 class Done:
     """A finished episode: its result and its audited samples (none when it says nothing about the policy)."""
@@ -132,15 +143,7 @@ class LiveRollouts:
         cls, config: RunConfig, hook: HookConfig, *, policy: Policy | None = None
     ) -> AsyncIterator[LiveRollouts]:
         """Load tasks, install the agent, reach and probe the engine. Raises what makes every episode impossible."""
-        if len(config.harness) != 1:
-            raise ConfigError(f"a trainer takes one harness, not {', '.join(config.harness)}")
-        kind = HARNESSES.get(config.harness[0])
-        try:
-            harness: Harness = kind(**hook.harness_options)
-        except TypeError as error:
-            raise ConfigError(f"trainer.harness_options do not fit {config.harness[0]}: {error}") from error
-        if hook.harness_arguments:
-            harness = WithArguments(harness, tuple(hook.harness_arguments))
+        harness = harness_of(config, hook)
         tasks = await asyncio.to_thread(load_tasks, config.tasks)
         layers = await asyncio.to_thread(harness.layers)
         async with AsyncExitStack() as stack:

@@ -17,14 +17,17 @@ from sandlot.trajectory.store import write_bytes
 def prepare(rollout_file: Path, run_dir: Path, *, tasks: Path, model: Path) -> Path:
     """Write `rollout.toml` and `hook.yaml` into `run_dir`; returns the latter.
 
-    The rollout file is taken over with tasks, model and output set. Refused are settings that do not load, tasks that
-    do not load, rows of the trainer that name none of them, and a model without a chat format.
+    The rollout file is taken over with tasks, model and output set. Refused are settings or tasks that do not load, rows
+    of the trainer that name none of them, a harness or sandbox that is not there, and a model without a chat format.
     """
     from sandlot.rollout.format import format_of
+    from sandlot.sandbox import SANDBOXES
     from sandlot.tasks import load_tasks
-    from sandlot.trainers.live import read_rollout_file
+    from sandlot.trainers.live import harness_of, read_rollout_file
 
-    config, _ = read_rollout_file(rollout_file)
+    config, hook = read_rollout_file(rollout_file)
+    harness_of(config, hook)
+    SANDBOXES.get(config.sandbox)  # also says which package a backend lacks
     values = tomllib.loads(rollout_file.read_text("utf-8"))
     values |= {"tasks": str(tasks.resolve()), "model": str(model.resolve())}
     values["trainer"]["out"] = str((run_dir / "rollouts").resolve())
@@ -37,9 +40,9 @@ def prepare(rollout_file: Path, run_dir: Path, *, tasks: Path, model: Path) -> P
     written = run_dir / "rollout.toml"
     write_bytes(written, tomli_w.dumps(values).encode())
     read_rollout_file(written)
-    hook = run_dir / "hook.yaml"
-    write_bytes(hook, f"sandlot_config: {json.dumps(str(written.resolve()))}\n".encode())
-    return hook
+    hook_file = run_dir / "hook.yaml"
+    write_bytes(hook_file, f"sandlot_config: {json.dumps(str(written.resolve()))}\n".encode())
+    return hook_file
 
 
 def _task_id(row: dict[str, object]) -> object:

@@ -1,16 +1,21 @@
 # shellcheck shell=bash disable=SC2153
-# The training job of slime on a Ray cluster that runs already (see ../ray-node.sh). Sourced by a variant, which sets the
-# sizes; paths and names come from the environment.
+# The training job of slime or vime on a Ray cluster that runs already (see ray-node.sh). Sourced by a size, which names
+# the trainer as its first argument; paths and names come from the environment.
 set -euo pipefail
 HERE="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
-source "$HERE/../lib.sh"
+source "$HERE/lib.sh"
+
+ARGUMENTS="slime|vime [--dry-run]"
+TRAINER="${1:-}"
+[[ "$TRAINER" == slime || "$TRAINER" == vime ]] || usage
+shift
 parse_arguments "$@"
 
 # ---- what must be there ---------------------------------------------------------------------------------------------
 
 RAY_JOBS="${RAY_JOBS:-http://127.0.0.1:8265}"
-ROLLOUT_FILE="${ROLLOUT_FILE:-$HERE/../rollout.toml}"
-need_path TRAINER_DIR "a checkout of slime"
+ROLLOUT_FILE="${ROLLOUT_FILE:-$HERE/rollout.toml}"
+need_path TRAINER_DIR "a checkout of $TRAINER"
 need_path MEGATRON_DIR "a checkout of Megatron-LM"
 need_path HF_CHECKPOINT "the model as Hugging Face stores it: tokenizer, chat template, weights"
 need_path REF_CHECKPOINT "the same model converted for Megatron (torch_dist)"
@@ -21,7 +26,7 @@ need_variable RUN_DIR "a directory that all nodes see, for checkpoints and episo
 need_command ray "it comes with the trainer's environment"
 need_command sandlot "install Sandlot into the trainer's environment on every node"
 MODEL_FILE="${TRAINER_DIR:-TRAINER_DIR}/scripts/models/$MODEL.sh"
-[[ -z "${TRAINER_DIR:-}" || -f "$MODEL_FILE" ]] || PROBLEMS+=("$MODEL_FILE does not exist: this slime does not know the model")
+[[ -z "${TRAINER_DIR:-}" || -f "$MODEL_FILE" ]] || PROBLEMS+=("$MODEL_FILE does not exist: this $TRAINER does not know the model")
 check_all
 
 MODEL_ARGS=()
@@ -35,8 +40,8 @@ GPUS=$((NODES * GPUS_PER_NODE))
 # ---- what is run ----------------------------------------------------------------------------------------------------
 
 HOOK_ARGS=(
-  --custom-generate-function-path sandlot.trainers.slime.generate
-  --custom-reward-post-process-path sandlot.trainers.slime.reward_post_process  # by episode, also when it forked
+  --custom-generate-function-path "sandlot.trainers.$TRAINER.generate"
+  --custom-reward-post-process-path "sandlot.trainers.$TRAINER.reward_post_process"  # by episode, also when it forked
   --custom-config-path "$RUN_DIR/hook.yaml"
 )
 DATA_ARGS=(
@@ -104,11 +109,19 @@ fi
 ENGINE_ARGS=(
   --rollout-num-gpus "$GPUS"
   --rollout-num-gpus-per-engine "$ENGINE_GPUS"
-  --sglang-mem-fraction-static "$ENGINE_MEMORY"
 )
-if ((EXPERT > 1)); then
-  ENGINE_ARGS+=(--sglang-ep-size "$ENGINE_GPUS" --sglang-dp-size "$ENGINE_GPUS" --sglang-enable-dp-attention)
-  ENGINE_ARGS+=(--sglang-enable-dp-lm-head --sglang-moe-dense-tp-size 1)
+if [[ "$TRAINER" == slime ]]; then
+  ENGINE_ARGS+=(--sglang-mem-fraction-static "$ENGINE_MEMORY")
+  if ((EXPERT > 1)); then
+    ENGINE_ARGS+=(--sglang-ep-size "$ENGINE_GPUS" --sglang-dp-size "$ENGINE_GPUS" --sglang-enable-dp-attention)
+    ENGINE_ARGS+=(--sglang-enable-dp-lm-head --sglang-moe-dense-tp-size 1)
+  fi
+else
+  export VLLM_SERVER_DEV_MODE=1  # the engines' routes for pausing and pushing weights
+  ENGINE_ARGS+=(--vllm-gpu-memory-utilization "$ENGINE_MEMORY")
+  if ((EXPERT > 1)); then
+    ENGINE_ARGS+=(--vllm-data-parallel-size "$ENGINE_GPUS" --vllm-enable-expert-parallel)
+  fi
 fi
 TRACKING_ARGS=()
 if [[ -n "${WANDB_PROJECT:-}" ]]; then
@@ -118,7 +131,7 @@ fi
 # Secrets go to the job by their names: Ray takes the values from here, and no command line shows them.
 RUNTIME_ENV="$(python3 - <<'PYTHON'
 import json, os
-names = ("WANDB_API_KEY", "E2B_API_KEY", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "http_proxy", "https_proxy", "no_proxy")
+names = ("WANDB_API_KEY", "E2B_API_KEY", "VLLM_SERVER_DEV_MODE", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "http_proxy", "https_proxy", "no_proxy")
 env = {name: os.environ[name] for name in names if os.environ.get(name)}
 env["PYTHONPATH"] = ":".join(os.environ.get(name, name) for name in ("MEGATRON_DIR", "TRAINER_DIR"))
 env["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
@@ -128,8 +141,8 @@ PYTHON
 RUNTIME_ENV_FILE="$RUN_DIR/runtime-env.json"
 
 if [[ $DRY_RUN == 0 ]]; then
-  mkdir -p "$RUN_DIR/checkpoints" "$RUN_DIR/rollouts"
   python3 -m sandlot.trainers.prepare "$ROLLOUT_FILE" "$RUN_DIR" --tasks "$PROMPT_DATA" --model "$HF_CHECKPOINT"
+  mkdir -p "$RUN_DIR/checkpoints" "$RUN_DIR/rollouts"
   (umask 077 && printf '%s\n' "$RUNTIME_ENV" >"$RUNTIME_ENV_FILE")
 fi
 run ray job submit --address "$RAY_JOBS" --runtime-env "$RUNTIME_ENV_FILE" -- \

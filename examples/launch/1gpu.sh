@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # One GPU: a model of 0.8B parameters, to see the whole loop turn.
 # The cluster first: `GPUS_PER_NODE=1 ray-node.sh head`.
-# Then, with the variables that `--dry-run` names: 1gpu.sh [--dry-run]
+# Then, with the variables that `--dry-run` names: 1gpu.sh slime|vime [--dry-run]
 # shellcheck disable=SC2034
 set -euo pipefail
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # One node of eight GPUs: the same model and agent with 64k tokens of context and smaller batches.
 # The cluster first: `ray-node.sh head`.
-# Then, with the variables that `--dry-run` names: 1node.sh [--dry-run]
+# Then, with the variables that `--dry-run` names: 1node.sh slime|vime [--dry-run]
 # shellcheck disable=SC2034
 set -euo pipefail
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Eight nodes of eight GPUs: a 35B-A3B mixture of experts on SWE tasks with Claude Code, 96k tokens of context.
 # The cluster first: `ray-node.sh head` on one node, `ray-node.sh HEAD_ADDRESS` on the others.
-# Then, with the variables that `--dry-run` names: 8nodes.sh [--dry-run]
+# Then, with the variables that `--dry-run` names: 8nodes.sh slime|vime [--dry-run]
 # shellcheck disable=SC2034
 set -euo pipefail
 
