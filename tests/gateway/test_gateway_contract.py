@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -603,6 +605,23 @@ async def test_bodies_are_capped_per_session_and_together(make_rig: MakeRig) -> 
         status, told = await rig.messages(ask("x"))
         assert (status, told["error"]["type"]) == (529, "overloaded_error")
     assert (await rig.messages(ask("y")))[0] == 200
+    assert rig.gateway.reading.used == 0
+
+
+async def test_packed_bodies_are_read_and_their_real_size_counts(make_rig: MakeRig) -> None:
+    rig = await make_rig(limits=SessionLimits(body_bytes=20_000))
+    plain, large = (json.dumps(ask(text)).encode() for text in ("hi", "x" * 30_000))
+    told = []
+    for body, packing in (
+        (gzip.compress(plain), "gzip"),
+        (zlib.compress(plain), "deflate"),
+        (plain, "gzip"),
+        (gzip.compress(large), "gzip"),
+    ):
+        headers = {"x-api-key": rig.opened.api_key, "Content-Encoding": packing}
+        async with rig.http.post(f"{rig.url}/v1/messages", data=body, headers=headers) as reply:
+            told.append((reply.status, (await reply.json()).get("error", {}).get("type")))
+    assert told == [(200, None), (200, None), (400, "invalid_request_error"), (413, "request_too_large")]
     assert rig.gateway.reading.used == 0
 
 

@@ -9,7 +9,7 @@ from sandlot.gateway.wire import WIRES, wire_for
 
 def test_paths_lead_to_their_wire() -> None:
     names = {path: wire_for(path).name for wire in WIRES for path in wire.paths}
-    assert names["/v1/messages"] == "anthropic"
+    assert names["/v1/messages"] == names["/messages"] == "anthropic"
     assert names["/v1/chat/completions"] == names["/chat/completions"] == "chat"
     assert names["/v1/responses"] == "responses"
     assert wire_for("/v1beta/models/tuned/m-1:streamGenerateContent").name == "google"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 from aiohttp import web
+from aiohttp.http_exceptions import PayloadEncodingError
 from aiohttp.typedefs import Middleware
 
 from sandlot.chat.messages import tools_digest
@@ -111,7 +112,8 @@ class _Handler:
 
     async def _parse(self, wire: Wire, session: Session, request: web.Request) -> ChatRequest:
         cap = min(self._gateway.limits.body_bytes, session.limits.body_bytes or self._gateway.limits.body_bytes)
-        size = cap if request.content_length is None else request.content_length
+        length = None if "Content-Encoding" in request.headers else request.content_length
+        size = cap if length is None else length
         if size > cap:
             raise WireError("too_large", f"the request body is larger than {cap} bytes")
         with self._gateway.reading.now(size, "bytes of requests"):
@@ -119,6 +121,8 @@ class _Handler:
                 raw = await request.read()
             except web.HTTPRequestEntityTooLarge as error:
                 raise WireError("too_large", f"the request body is larger than {cap} bytes") from error
+            except (PayloadEncodingError, web.RequestPayloadError) as error:
+                raise WireError("invalid_request", f"the request body cannot be unpacked: {error}") from error
         if len(raw) > cap:
             raise WireError("too_large", f"the request body is larger than {cap} bytes")
         headers = {name.lower(): value for name, value in request.headers.items()}

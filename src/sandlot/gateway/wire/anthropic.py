@@ -44,11 +44,11 @@ _ERRORS: dict[ErrorKind, tuple[int, str]] = {
 
 
 class AnthropicWire:
-    """`POST /v1/messages`, and the bodies of `/v1/messages/count_tokens`."""
+    """`POST /v1/messages`, and the bodies of `/v1/messages/count_tokens`; also without the version."""
 
     name = "anthropic"
-    paths: tuple[str, ...] = ("/v1/messages",)
-    count_paths: tuple[str, ...] = ("/v1/messages/count_tokens",)
+    paths: tuple[str, ...] = ("/v1/messages", "/messages")
+    count_paths: tuple[str, ...] = ("/v1/messages/count_tokens", "/messages/count_tokens")
     call_prefix = "toolu_"
 
     def parse(
