@@ -14,7 +14,7 @@ import pytest
 
 from sandlot.errors import ConfigError, SandlotError
 from sandlot.tasks import bundled_path
-from sandlot.trainers.live import read_rollout_file
+from sandlot.trainers.live import WithArguments, harness_of, read_rollout_file
 from sandlot.trainers.prepare import prepare
 from support.toy_model import make_toy_model
 
@@ -123,8 +123,13 @@ def test_a_node_joins_in_the_foreground(where: str) -> None:
 
 def test_the_rollout_file_is_complete() -> None:
     config, hook = read_rollout_file(LAUNCH / "rollout.toml")
-    assert config.harness == ("claude-code",)
-    assert hook.harness_options == {"bare": False, "compaction": True}
+    harness = harness_of(config, hook)
+    assert isinstance(harness, WithArguments)
+    assert (harness.name, vars(harness.inner)["_bare"], vars(harness.inner)["_compaction"]) == (
+        "claude-code",
+        False,
+        True,
+    )
     agents = json.loads(hook.harness_arguments[hook.harness_arguments.index("--agents") + 1])
     assert set(agents["investigator"]["tools"]) == {"Grep", "Glob", "Read"}
 
@@ -153,7 +158,7 @@ def test_what_cannot_work_is_refused_before(model_dir: Path, tmp_path: Path) -> 
     wrong = tmp_path / "wrong.toml"
     for text, why in (
         ("[trainer]\nout = 'x'\nnonsense = 1\n", "nonsense"),
-        ("harness = 'claude-code'\n[trainer]\nout = 'x'\nharness_options = { more = 1 }\n", "do not fit claude-code"),
+        ("harness = 'claude-code:more=1'\n[trainer]\nout = 'x'\n", "no option 'more'"),
         ("harness = 'clippy'\n[trainer]\nout = 'x'\n", "clippy"),
         ("sandbox = 'box'\n[trainer]\nout = 'x'\n", "box"),
     ):

@@ -76,7 +76,7 @@ async def rollout(config: RunConfig, out: Path, *, progress: Progress, say: Say)
                 log = run.path / "logs" / "engine.log"
                 policy = await stack.enter_async_context(policy_of(config, tasks, say=say, log=log))
                 for harness in harnesses.values():
-                    _expect_room(harness, policy.max_context)
+                    expect_room(harness, policy.max_context)
                 backend = SANDBOXES.get(config.sandbox)()
                 stack.push_async_callback(backend.close)
                 await backend.sweep()
@@ -124,7 +124,7 @@ async def _install(
     return harnesses, layers
 
 
-def _expect_room(harness: Harness, max_context: int) -> None:
+def expect_room(harness: Harness, max_context: int) -> None:
     if harness.prompt_tokens + _ROOM > max_context:
         raise ConfigError(
             f"{harness.name} needs about {harness.prompt_tokens} tokens for its own prompt and the model's context is "

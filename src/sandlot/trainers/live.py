@@ -14,7 +14,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -23,12 +22,13 @@ from sandlot.engine import SamplingParams
 from sandlot.errors import ConfigError, FailureKind, SandlotError, TaskError
 from sandlot.gateway import Gateway, GatewayLimits
 from sandlot.gateway.call import Policy
-from sandlot.harness import HARNESSES, Command, Endpoint, Harness
+from sandlot.harness import Command, Endpoint, Harness
+from sandlot.harness.chosen import chosen
 from sandlot.rollout.episode import Episode, EpisodeRunner
 from sandlot.rollout.outcome import EpisodeResult
 from sandlot.rollout.policy import policy_of
 from sandlot.rollout.progress import Silent
-from sandlot.rollout.run import concurrency_of
+from sandlot.rollout.run import concurrency_of, expect_room
 from sandlot.sandbox import SANDBOXES, ExecResult, Layer, Sandbox, SandboxBackend
 from sandlot.tasks import Task, load_tasks
 from sandlot.trajectory.rundir import RunDir
@@ -43,14 +43,13 @@ class HookConfig(BaseModel):
     """The `[trainer]` table of a rollout file: what is not a setting of a run.
 
     `out` is where run directories are made; `engine_kind` the engine's protocol if not the trainer's usual one;
-    `harness_options` go to the harness as keywords, `harness_arguments` to the agent's command line, at its end.
+    `harness_arguments` go to the agent's command line, at its end.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     out: Path
     engine_kind: str | None = None
-    harness_options: dict[str, Any] = {}
     harness_arguments: list[str] = []
 
 
@@ -98,10 +97,7 @@ def harness_of(config: RunConfig, hook: HookConfig) -> Harness:
     """The one harness of a trainer's rollouts, with its options. `ConfigError` names what does not fit."""
     if len(config.harness) != 1:
         raise ConfigError(f"a trainer takes one harness, not {', '.join(config.harness)}")
-    try:
-        harness: Harness = HARNESSES.get(config.harness[0])(**hook.harness_options)
-    except TypeError as error:
-        raise ConfigError(f"trainer.harness_options do not fit {config.harness[0]}: {error}") from error
+    harness = chosen(config.harness[0], _silent)
     return WithArguments(harness, tuple(hook.harness_arguments)) if hook.harness_arguments else harness
 
 
@@ -150,7 +146,8 @@ class LiveRollouts:
             run = stack.enter_context(_run_directory(hook.out, config))
             if policy is None:
                 log = run.path / "logs" / "engine.log"
-                policy = await stack.enter_async_context(policy_of(config, tasks, say=lambda text: None, log=log))
+                policy = await stack.enter_async_context(policy_of(config, tasks, say=_silent, log=log))
+            expect_room(harness, policy.max_context)
             backend = SANDBOXES.get(config.sandbox)()
             stack.push_async_callback(backend.close)
             await backend.sweep()
@@ -206,6 +203,9 @@ class LiveRollouts:
                 f"{lost} of the last {_WINDOW} episodes were lost to infrastructure, so training stops; "
                 f"the last said: {result.detail}"
             )
+
+
+def _silent(text: str) -> None: ...
 
 
 def _run_directory(out: Path, config: RunConfig) -> RunDir:

@@ -17,8 +17,8 @@ from sandlot.trajectory.store import write_bytes
 def prepare(rollout_file: Path, run_dir: Path, *, tasks: Path, model: Path) -> Path:
     """Write `rollout.toml` and `hook.yaml` into `run_dir`; returns the latter.
 
-    The rollout file is taken over with tasks, model and output set. Refused are settings or tasks that do not load, rows
-    of the trainer that name none of them, a harness or sandbox that is not there, and a model without a chat format.
+    The rollout file is taken over with tasks, model and output set. Refused are settings or tasks that do not load,
+    rows of the trainer that name none of them, a harness or sandbox that there is not, a model without a chat format.
     """
     from sandlot.rollout.format import format_of
     from sandlot.sandbox import SANDBOXES
