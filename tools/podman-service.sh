@@ -42,7 +42,8 @@ events_logger = "file"
 CONF
 export CONTAINERS_CONF=$state/containers.conf
 rm -f "$socket"
-setsid podman system service --time=0 "unix://$socket" >"$state/log" 2>&1 </dev/null &
+# Its containers' monitors leave files where it was started.
+(cd "$state" && exec setsid podman system service --time=0 "unix://$socket") >"$state/log" 2>&1 </dev/null &
 echo $! >"$state/pid"
 for _ in $(seq 300); do
     if answers; then
