@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-from sandlot.grading.check import check_task
-from sandlot.sandbox import SandboxBackend
-from sandlot.tasks import load_tasks
-from support.real_fix import Fix, pro, r2e, real_fix, smith
-from support.repositories import stream
+from sandlot.cli.app import app
+from sandlot.tasks import PytestGrading, R2EGrading, SweProGrading, load_tasks
+from support.real_fix import pro, r2e, smith
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("form", [pro, r2e, smith])
-async def test_the_form_holds(backend: SandboxBackend, tmp_path: Path, form: Callable[[Fix], dict[str, Any]]) -> None:
-    fix = real_fix(tmp_path / "work")
-    stream(fix.work, tmp_path / "repo.fi", "main")
-    base = fix.future if form is smith else fix.base
-    row = {**form(fix), "repository": {"fast_export": "repo.fi", "base": base}}
-    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
-    (task,) = load_tasks(tmp_path / "rows.jsonl")
-    checked = await check_task(task, backend, cheats=False)
-    assert checked.faults == ()
-    assert (checked.gold, checked.empty) == (1.0, 0.0)
+def test_rows_of_all_three_forms_hold(tmp_path: Path, upstream: tuple[dict[str, Any], Path, str, str]) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps(form(*upstream)) + "\n" for form in (pro, r2e, smith)))
+    done = CliRunner().invoke(app, ["tasks", "check", str(rows), "--no-cheats", "--json"])
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert [(row["ok"], row["gold"], row["again"], row["empty"], row["faults"]) for row in told] == [
+        (True, 1.0, 1.0, 0.0, [])
+    ] * 3
+    assert {type(task.grading) for task in load_tasks(rows)} == {SweProGrading, R2EGrading, PytestGrading}

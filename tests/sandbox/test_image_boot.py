@@ -137,7 +137,8 @@ async def test_what_is_no_image_is_told_so(backend: LocalBackend, tmp_path: Path
     (tmp_path / "odd/index.json").write_text('{"manifests": []}')
     (tmp_path / "odd/oci-layout").touch()
     wrong = {
-        "python:3.12": "docker://NAME",
+        "No:such:name": "no image reference",
+        "tests": "neither",
         str(tmp_path / "none"): "neither",
         str(_written(tmp_path / "noise", os.urandom(4000))): "no tar archive",
         str(_written(tmp_path / "cut.gz", gzip.compress(make_tar(ROOT))[:200])): "cannot be decompressed",

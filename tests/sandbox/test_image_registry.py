@@ -72,6 +72,7 @@ def test_an_image_is_pulled_flattened_and_kept(served: FakeRegistry, store: Imag
     assert dict(image.env) == {"PATH": "/opt/bin:/usr/bin", "A": "b"}
     seen = len(served.requests)
     assert store.get(served.reference("team/tiny"), "/workspace") == image
+    assert store.get(served.reference("team/tiny").removeprefix("docker://"), "/workspace") == image
     assert len(served.requests) == seen
 
 

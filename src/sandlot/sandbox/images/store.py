@@ -47,11 +47,11 @@ class ImageStore:
         self._held: dict[str, Kept] = {}
 
     def get(self, name: str, workdir: str) -> Image:
-        """The image `name` (archive, OCI layout or `docker://`), with `workdir` owned by the agent. Blocks."""
-        if name.startswith(reference.SCHEME):
-            key, make = self._from_registry(reference.parse(name))
-        else:
+        """The image `name` (archive, OCI layout or reference), with `workdir` owned by the agent. Blocks."""
+        if Path(name).is_absolute():
             key, make = self._from_path(Path(name))
+        else:
+            key, make = self._from_registry(reference.parse(name))
         root = self._made(key, make)
         env = json.loads((root / "about.json").read_text())["env"]
         lowers = [str(root / "files")]

@@ -23,7 +23,7 @@ from typing import Any
 from sandlot.cache import cache_dir
 from sandlot.errors import SandboxError, SandboxUnavailableError
 from sandlot.sandbox.base import AGENT_USER, Check, Running, SandboxSpec, Snapshot
-from sandlot.sandbox.images import Image, ImageStore
+from sandlot.sandbox.images import Image, ImageStore, reference
 from sandlot.sandbox.jail import cgroups, leftovers, tree, wire
 from sandlot.sandbox.local import image, limits, state
 from sandlot.sandbox.local.boot import boot
@@ -365,12 +365,13 @@ def _binds(spec: SandboxSpec) -> list[tuple[str, str]]:
 
 def _is_packed(image: str) -> bool:
     """Whether an image must be unpacked before it can be used; a root directory need not be."""
-    if image.startswith("docker://"):
-        return True
     path = Path(image)
+    if not path.is_absolute() and not path.exists():
+        reference.parse(image)
+        return True
     if not path.is_absolute() or not path.exists():
         raise SandboxUnavailableError(
-            f"image {image!r} is neither `host`, nor docker://NAME, nor an absolute path of a root directory, rootfs "
-            "archive, OCI layout or docker-archive"
+            f"image {image!r} is neither `host`, nor a name as Docker takes it, nor an absolute path of a root directory, "
+            "rootfs archive, OCI layout or docker-archive"
         )
     return not path.is_dir() or (path / "index.json").is_file()
