@@ -89,15 +89,19 @@ async def rollout(config: RunConfig, out: Path, *, progress: Progress, say: Say)
 
 async def _run_all(runner: EpisodeRunner, specs: Sequence[Episode]) -> None:
     slots = asyncio.Semaphore(concurrency_of(runner.config))
-    finished: list[EpisodeResult] = []
+    lost: list[EpisodeResult] = []
+    finished = 0
 
     async def one(spec: Episode) -> None:
+        nonlocal finished
         async with slots:
-            finished.append(await runner(spec))
-        lost = [r for r in finished if r.failure is FailureKind.INFRA_ERROR]
-        if len(finished) >= _ENOUGH_TO_JUDGE and len(lost) > runner.config.max_infra_share * len(finished):
+            result = await runner(spec)
+        finished += 1
+        if result.failure is FailureKind.INFRA_ERROR:
+            lost.append(result)
+        if finished >= _ENOUGH_TO_JUDGE and len(lost) > runner.config.max_infra_share * finished:
             raise SandlotError(
-                f"{len(lost)} of {len(finished)} episodes were lost to infrastructure, so the run stops; "
+                f"{len(lost)} of {finished} episodes were lost to infrastructure, so the run stops; "
                 f"the last said: {lost[-1].detail}"
             )
 
