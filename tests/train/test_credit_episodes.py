@@ -1,12 +1,13 @@
 """Credit is given to episodes: baselines, denominators, weights, branches, and what is left outside."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from sandlot.errors import ConfigError, FailureKind
-from sandlot.train.credit import CreditConfig, CreditError, Outcome, credit, denominator
+from sandlot.train.credit import CreditConfig, CreditError, Outcome, credit, credit_groups, denominator
 from sandlot.train.episodes import trained_tokens
 from sandlot.train.turns import SPAN_ADVANTAGES, split_turns, token_advantages
 from support.rows import make_row, renumbered, split_row
@@ -186,6 +187,16 @@ def test_overlong_rows_are_cut_at_whole_turns() -> None:
 def test_nothing_comes_from_nothing() -> None:
     assert credit([]).samples == []
     assert denominator([]) == 0
+    ungraded = credit(rows_of("a", 2, reward=None) + rows_of("b", 1, reward=None))
+    assert (ungraded.samples, ungraded.dropped) == ([], {"a": "ungraded", "b": "ungraded"})
+    assert ungraded.metrics["reward_mean"] == 0.0
+    (nobody,) = credit_groups([], outcomes=[Outcome("a", "g", 1.0), Outcome("b", "g", None)])
+    assert nobody.dropped == {"a": "no row left to train", "b": "ungraded"}
+    for reward in (math.nan, math.inf):
+        with pytest.raises(ValueError, match="no finite number"):
+            credit([make_row("a", reward=reward), make_row("b")])
+    with pytest.raises(CreditError, match="no outcome tells"):
+        list(credit_groups([rows_of("a", 1)], outcomes=[]))
     with pytest.raises(ConfigError, match="gamma"):
         CreditConfig(gamma=0)
     with pytest.raises(ConfigError, match="k is 0"):

@@ -1,13 +1,19 @@
 """What must not change the result: cutting an episode into more rows, the order of rows, other groups of the batch."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
 
-from sandlot.train.credit import CreditConfig, credit, denominator
+from sandlot.errors import FailureKind
+from sandlot.train.advantage import Estimator
+from sandlot.train.credit import Branches, CreditConfig, Outcome, Weights, credit, credit_groups, denominator
+from sandlot.train.episodes import gather
 from sandlot.train.loss import policy_loss
 from sandlot.train.offpolicy import Correction
 from sandlot.trajectory.sample import Sample
@@ -16,27 +22,38 @@ from support.rows import batches, renumbered, split_row
 # Each example runs credit, correction and loss several times.
 some = settings(max_examples=min(settings.default.max_examples, 400) if settings.default else 100)
 
-configs = st.builds(
-    CreditConfig,
-    estimator=st.sampled_from(("grpo", "grpo_nostd", "dr_grpo", "rloo", "max_at_k", "none")),
-    weights=st.sampled_from(("per_episode", "per_token")),
-    branches=st.sampled_from(("all", "main_only", "by_share", "turn_discount", "turn_rewards")),
-    abandoned=st.sampled_from(("drop", "train")),
-    single=st.sampled_from(("zero", "drop")),
-    uniform=st.sampled_from(("keep", "drop")),
-    truncated=st.sampled_from(("train", "drop")),
-    gamma=st.sampled_from((1.0, 0.9)),
-    k=st.integers(1, 4),
-)
+ESTIMATORS = get_args(Estimator)
+IN_GROUP = tuple(name for name in ESTIMATORS if not name.startswith("reinforce_pp"))
+"""Those that look at nothing but the group; the others whiten over the batch."""
+
+
+def configs(estimators: Sequence[str] = ESTIMATORS, weights: Sequence[str] = get_args(Weights)) -> SearchStrategy[Any]:
+    return st.builds(
+        CreditConfig,
+        estimator=st.sampled_from(estimators),
+        weights=st.sampled_from(weights),
+        branches=st.sampled_from(get_args(Branches)),
+        abandoned=st.sampled_from(("drop", "train")),
+        single=st.sampled_from(("zero", "drop")),
+        uniform=st.sampled_from(("keep", "drop")),
+        truncated=st.sampled_from(("train", "drop")),
+        gamma=st.sampled_from((1.0, 0.9)),
+        k=st.integers(1, 4),
+    )
+
+
 corrections = st.sampled_from(
     (
         None,
         Correction.tis(),
         Correction.icepop(),
         Correction.mis(0.7, 1.4),
+        Correction("token", "keep", 0.8, 1.2),
         Correction("episode", "truncate", high=3.0),
-        Correction.tis(),
+        Correction("episode", "mask", 0.3, 3.0),
+        Correction("episode_mean", "truncate", high=1.1),
         replace(Correction.tis(), max_staleness=1),
+        replace(Correction.mis(0.7, 1.4), max_staleness=2),
     )
 )
 
@@ -69,7 +86,7 @@ def gradients(rows: list[Sample], config: CreditConfig, correction: Correction |
 
 
 @some
-@given(batches(), configs, corrections, st.randoms(use_true_random=False))
+@given(batches(), configs(), corrections, st.randoms(use_true_random=False))
 def test_shuffled_rows_give_the_same_gradient(rows, config, correction, random) -> None:  # type: ignore[no-untyped-def]
     want = gradients(rows, config, correction)
     shuffled = list(rows)
@@ -78,7 +95,7 @@ def test_shuffled_rows_give_the_same_gradient(rows, config, correction, random) 
 
 
 @some
-@given(batches(), configs, corrections, st.data())
+@given(batches(), configs(weights=("per_episode", "per_token")), corrections, st.data())
 def test_episodes_in_more_rows_give_the_same_gradient(rows, config, correction, data) -> None:  # type: ignore[no-untyped-def]
     parts: list[Sample] = []
     for row in rows:
@@ -90,7 +107,7 @@ def test_episodes_in_more_rows_give_the_same_gradient(rows, config, correction, 
 
 
 @some
-@given(batches(), batches("h"), configs, corrections)
+@given(batches(), batches("h"), configs(IN_GROUP), corrections)
 def test_unrelated_groups_change_nothing_but_the_denominator(rows, others, config, correction) -> None:  # type: ignore[no-untyped-def]
     alone = gradients(rows, config, correction, scale=False)
     together = gradients(rows + others, config, correction, scale=False)
@@ -98,7 +115,25 @@ def test_unrelated_groups_change_nothing_but_the_denominator(rows, others, confi
 
 
 @some
-@given(batches(), configs)
+@given(batches(), configs(), st.one_of(st.none(), st.integers(3, 12)))
+def test_a_group_at_a_time_gives_what_the_whole_batch_gives(rows, config, max_tokens) -> None:  # type: ignore[no-untyped-def]
+    config = replace(config, max_tokens=max_tokens)
+    outcomes = [e.outcome for e in gather(rows)]
+    outcomes += [Outcome("silent", "g0", 0.0), Outcome("lost", "nobody", None, FailureKind.INFRA_ERROR)]
+    whole = credit(rows, config, outcomes=outcomes, turn_rewards=turn_rewards(rows))
+    names = list(dict.fromkeys(row.group_id for row in rows))
+    groups = [[row for row in rows if row.group_id == name] for name in names]
+    parts = list(credit_groups(groups, config, outcomes=outcomes, turn_rewards=turn_rewards(rows)))
+
+    def facts(samples: Sequence[Sample]) -> dict[tuple[str, int], Any]:
+        return {(s.episode_id, s.index): (s.advantage, s.loss_weight, s.metadata, len(s.tokens)) for s in samples}
+
+    assert facts([s for part in parts for s in part.samples]) == facts(whole.samples)
+    assert {k: v for part in parts for k, v in part.dropped.items()} == whole.dropped
+
+
+@some
+@given(batches(), configs())
 def test_credit_is_finite_and_touches_nothing_else(rows, config) -> None:  # type: ignore[no-untyped-def]
     done = credit(rows, config, turn_rewards=turn_rewards(rows))
     given_rows = {(r.episode_id, r.index): r for r in rows}
