@@ -45,6 +45,10 @@ def _pattern(path: str) -> str:
     return path.replace("{model}", "{model:.+}")
 
 
+class _Unpackable(WireError):
+    """A body that is not packed as it says; what follows on its connection cannot be read."""
+
+
 class _Handler:
     def __init__(self, gateway: Gateway, bound: Session | None) -> None:
         self._gateway = gateway
@@ -122,7 +126,8 @@ class _Handler:
             except web.HTTPRequestEntityTooLarge as error:
                 raise WireError("too_large", f"the request body is larger than {cap} bytes") from error
             except (PayloadEncodingError, web.RequestPayloadError) as error:
-                raise WireError("invalid_request", f"the request body cannot be unpacked: {error}") from error
+                request.content.feed_eof()  # the server would read on, fail, and break the answer off
+                raise _Unpackable("invalid_request", f"the request body cannot be unpacked: {error}") from error
         if len(raw) > cap:
             raise WireError("too_large", f"the request body is larger than {cap} bytes")
         headers = {name.lower(): value for name, value in request.headers.items()}
@@ -209,4 +214,7 @@ def refused(wire: Wire, error: WireError) -> web.Response:
     """The answer that tells an error before anything else was answered."""
     status, body = wire.error(error)
     headers = {"x-should-retry": "true" if error.kind == "overloaded" else "false"}
-    return web.Response(status=status, body=body, content_type=_JSON, headers=headers)
+    response = web.Response(status=status, body=body, content_type=_JSON, headers=headers)
+    if isinstance(error, _Unpackable):
+        response.force_close()
+    return response
