@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from sandlot.cli.app import app
 from sandlot.tasks import PytestGrading, R2EGrading, SweProGrading, load_tasks
-from support.real_fix import pro, r2e, smith
+from support.real_fix import pro, r2e, real_fix, smith
+from support.repositories import stream
 
 pytestmark = pytest.mark.slow
 
 
-def test_rows_of_all_three_forms_hold(tmp_path: Path, upstream: tuple[dict[str, Any], Path, str, str]) -> None:
+def test_rows_of_all_three_forms_hold(tmp_path: Path) -> None:
+    fix = real_fix(tmp_path / "work")
+    stream(fix.work, tmp_path / "repo.fi", "main")
     rows = tmp_path / "rows.jsonl"
-    rows.write_text("".join(json.dumps(form(*upstream)) + "\n" for form in (pro, r2e, smith)))
+    with rows.open("w") as lines:
+        for form in (pro, r2e, smith):
+            base = fix.future if form is smith else fix.base
+            lines.write(json.dumps({**form(fix), "repository": {"fast_export": "repo.fi", "base": base}}) + "\n")
     done = CliRunner().invoke(app, ["tasks", "check", str(rows), "--no-cheats", "--json"])
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout)
