@@ -1,6 +1,7 @@
 """Commands: what they see, what comes back, and that an end means the end of everything they started."""
 
 import asyncio
+import os
 import time
 
 import pytest
@@ -20,6 +21,10 @@ async def test_the_protocols_are_kept(backend: LocalBackend, shared: LocalSandbo
     assert isinstance(shared, Sandbox)
     assert isinstance(backend, SandboxBackend)
     assert {"backend", "users", "limits", "isolation"} <= set(shared.facts)
+    if shared.facts["backend"] == "local":
+        assert shared.facts["users"] == os.environ.get("SANDLOT_TEST_USERS", shared.facts["users"])
+        outside = shared.facts["ids_outside"]
+        assert (outside["root"] != outside["agent"]) == (shared.facts["users"] == "range")
 
 
 async def test_exit_codes_and_streams(shared: LocalSandbox) -> None:

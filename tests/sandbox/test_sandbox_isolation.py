@@ -52,7 +52,7 @@ async def test_nothing_of_the_machine_is_seen(shared: LocalSandbox, user: str, t
 @pytest.mark.parametrize("user", USERS)
 async def test_only_its_own_processes_are_seen(shared: LocalSandbox, user: str) -> None:
     count = int(await _python(shared, "import os; print(sum(n.isdigit() for n in os.listdir('/proc')))", user))
-    assert count <= 4
+    assert count <= 5  # itself, init, who watches it, and at most two who wait for the next request
 
 
 @pytest.mark.parametrize("user", USERS)

@@ -150,7 +150,7 @@ async def test_a_killed_owner_leaves_nothing(tmp_path: Path, victims: str) -> No
             break
         await asyncio.sleep(0.02)
     assert not _found(tmp_path, wanted)
-    state.sweep(tmp_path)
+    await LocalBackend(tmp_path).sweep()
     assert os.listdir(tmp_path) == [".lock"]
     assert not [path for path in await asyncio.to_thread(_groups) if f"run-{owner.pid}-" in path]
 
@@ -176,7 +176,7 @@ async def test_a_killed_zygote_is_replaced(tmp_path: Path) -> None:
     async with await backend.create(SandboxSpec()) as first:
         assert backend._zygote is not None
         os.kill(backend._zygote.pid, signal.SIGKILL)
-        await asyncio.to_thread(backend._zygote.wait)
+        await asyncio.to_thread(os.waitid, os.P_PID, backend._zygote.pid, os.WEXITED | os.WNOWAIT)
         assert (await first.exec("echo alive")).stdout == b"alive\n"
         async with await backend.create(SandboxSpec()) as second:
             assert (await second.exec("echo too")).stdout == b"too\n"

@@ -35,13 +35,14 @@ class Image:
 
 
 class ImageStore:
-    """Flattened images below `directory`. `owner` is the id outside of root inside, None where there is one id only.
+    """Flattened images below `directory`. `owner` is the id outside of root inside, None where there is one id only, 0
+    for a process that has the sandboxes' ids itself.
 
     What a process got stays until it calls `close`, or dies; the rest may be removed to keep within `max_bytes`.
     """
 
     def __init__(self, directory: Path, owner: int | None, agent_id: int, *, max_bytes: int = 64 << 30) -> None:
-        self._directory = directory / ("range" if owner is not None else "single")
+        self._directory = directory / ("single" if owner is None else "range" if owner else "subordinate")
         self._owner, self._agent_id, self._max_bytes = owner, agent_id, max_bytes
         self._shelf = Shelf(self._directory, max_bytes=max_bytes, remove=tree.remove)
         self._held: dict[str, Kept] = {}

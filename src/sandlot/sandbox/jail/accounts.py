@@ -31,14 +31,17 @@ def accounts(uid: int) -> list[tuple[str, str, tuple[str, ...]]]:
 
 
 def prepare(spec: dict[str, Any]) -> None:
-    """Make users, homes and the work directory."""
+    """Make users, homes and the work directory; all but the last are there in an image that was prepared."""
     uid = spec["agent_id"]
-    os.makedirs("/etc", 0o755, exist_ok=True)
-    etc = os.open("/etc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    for name, agent, always in accounts(uid):
-        update(etc, name, agent, always)
-    os.close(etc)
-    for path, owner, mode in (("/root", None, 0o700), ("/home/agent", uid, 0o755), (spec["workdir"], uid, 0o755)):
+    wanted: list[tuple[str, int | None, int]] = [(spec["workdir"], uid, 0o755)]
+    if not spec["has_accounts"]:
+        os.makedirs("/etc", 0o755, exist_ok=True)
+        etc = os.open("/etc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        for name, agent, always in accounts(uid):
+            update(etc, name, agent, always)
+        os.close(etc)
+        wanted += [("/root", None, 0o700), ("/home/agent", uid, 0o755)]
+    for path, owner, mode in wanted:
         made = _make(path, mode)
         if owner is not None and (made or os.stat(path).st_uid != owner):
             with suppress(OSError):

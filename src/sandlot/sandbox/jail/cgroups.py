@@ -7,18 +7,18 @@ import os
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
+
+from sandlot.sandbox.jail import syscalls
 
 _PERIOD = 100_000
 
 
-@dataclass
-class Payload:
+class Payload(NamedTuple):
     """Open files by which a process joins the groups, and where the kernel counts its out-of-memory kills."""
 
-    join: list[int] = field(default_factory=list)
-    oom_events: int = -1
+    join: list[int]
+    oom_events: int
 
     def enter(self) -> None:
         """Put the calling process into the groups."""
@@ -32,10 +32,9 @@ class Payload:
         text = os.pread(self.oom_events, 4096, 0).decode()
         return next((int(line.split()[1]) for line in text.splitlines() if line.startswith("oom_kill ")), 0)
 
-    def close(self) -> None:
-        """Close the files."""
-        for fd in [*self.join, *([self.oom_events] if self.oom_events >= 0 else [])]:
-            os.close(fd)
+    def files(self) -> list[int]:
+        """All descriptors."""
+        return [*self.join, *([self.oom_events] if self.oom_events >= 0 else [])]
 
 
 def settings(version: int, controller: str, limits: Mapping[str, Any]) -> list[tuple[str, str, bool]]:
@@ -55,30 +54,23 @@ def settings(version: int, controller: str, limits: Mapping[str, Any]) -> list[t
 
 def create(groups: Mapping[str, str], limits: Mapping[str, Any]) -> Payload:
     """Make the group directories (controller → path; "" → the version 2 group), set the limits, open the files."""
-    payload = Payload()
+    join: list[int] = []
+    oom_events = -1
     for controller, path in groups.items():
         os.mkdir(path, 0o755)
         for name, value, required in settings(1 if controller else 2, controller, limits):
             try:
-                _write(os.path.join(path, name), value)
+                syscalls.write_setting(os.path.join(path, name), value)
             except OSError:
                 if required:
                     raise
         # A thread that moves itself waits for no other process of the machine, unlike a move of a whole process.
-        join = os.path.join(path, "tasks" if controller else "cgroup.procs")
-        payload.join.append(os.open(join, os.O_WRONLY | os.O_CLOEXEC))
+        members = os.path.join(path, "tasks" if controller else "cgroup.procs")
+        join.append(os.open(members, os.O_WRONLY | os.O_CLOEXEC))
         events = os.path.join(path, "memory.oom_control" if controller else "memory.events")
         if os.path.exists(events):
-            payload.oom_events = os.open(events, os.O_RDONLY | os.O_CLOEXEC)
-    return payload
-
-
-def _write(path: str, value: str) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(fd, value.encode())
-    finally:
-        os.close(fd)
+            oom_events = os.open(events, os.O_RDONLY | os.O_CLOEXEC)
+    return Payload(join, oom_events)
 
 
 def remove(paths: Iterable[str]) -> None:
@@ -106,7 +98,7 @@ def make_parents(paths: Iterable[str], listing: str) -> None:
         os.mkdir(path, 0o755)
         subtree = os.path.join(path, "cgroup.subtree_control")
         if os.path.exists(subtree):
-            _write(subtree, "+memory +pids +cpu")
+            syscalls.write_setting(subtree, "+memory +pids +cpu")
 
 
 def remove_listed(listing: str) -> None:

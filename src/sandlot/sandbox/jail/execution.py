@@ -7,6 +7,7 @@ lets what is left run on as daemons of the sandbox, and the channel's end kills.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import math
 import os
@@ -19,59 +20,72 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from sandlot.sandbox.jail import seccomp, syscalls, wire
+from sandlot.sandbox.jail import syscalls, wire
 
 if TYPE_CHECKING:
-    from sandlot.sandbox.jail.init import Jail
+    from sandlot.sandbox.jail.worker import Jail
 
 # chown, dac_override, fowner, fsetid, kill, setgid, setuid, net_bind_service, setfcap
-_ROOT_CAPABILITIES = sum(1 << n for n in (0, 1, 3, 4, 5, 6, 7, 10, 31))
+ROOT_CAPABILITIES = sum(1 << n for n in (0, 1, 3, 4, 5, 6, 7, 10, 31))
 _KILL_SECONDS = 3.0
+_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
-def supervise(jail: Jail, channel: socket.socket, body: dict[str, Any], fds: list[int]) -> None:
-    """Start the command of `body` with `fds` (stdout, stderr, and stdin if given) and stay until its tree ends."""
-    syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
-    wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    kills_before = jail.oom_kills()
-    fault_read, fault_write = os.pipe2(os.O_CLOEXEC)
-    main = os.fork()
-    if main == 0:
-        _payload(jail, body, fds, fault_write)
-    os.close(fault_write)
-    for fd in fds:
-        os.close(fd)
-    if fault := os.read(fault_read, 2000):
-        wire.send_packet(channel, {"error": fault.decode("utf-8", "replace"), "errno": None})
-        return
-    os.close(fault_read)
-    poller = select.poll()
-    poller.register(channel, select.POLLIN)
-    poller.register(wake_read, select.POLLIN)
-    reported = False
-    while True:
-        status, empty = _reap(main)
-        if status is not None:
-            _report(jail, channel, status, kills_before)
-            reported = True
-        if empty:
-            return
-        ready = {fd for fd, _ in poller.poll()}
-        if wake_read in ready:
-            with suppress(BlockingIOError):
-                os.read(wake_read, 4096)
-        if channel.fileno() in ready:
-            order = _receive(channel)
-            if order == b"r":
-                return
-            status, all_dead = kill_tree(main)
-            if status is not None and not reported:
-                _report(jail, channel, status, kills_before)
-            if not all_dead:
-                wire.send_packet(channel, {"escaped": True})
-            return
+class Supervisor:
+    """Runs commands in this process's children, one after the other."""
+
+    def __init__(self, jail: Jail) -> None:
+        self._jail = jail
+        syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
+        self._wake, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+
+    def run(self, channel: socket.socket, body: dict[str, Any], fds: list[int]) -> bool:
+        """Start the command of `body` with `fds` (stdout, stderr, and stdin if given) and stay until its tree ends.
+
+        Whether nothing is left of it, so that this process may run another one.
+        """
+        kills_before = self._jail.oom_kills()
+        fault_read, fault_write = os.pipe2(os.O_CLOEXEC)
+        main = os.fork()
+        if main == 0:
+            _payload(self._jail, body, fds, fault_write)
+        wire.close_all((fault_write, *fds))
+        with open(fault_read, "rb", buffering=0) as faults:
+            fault = faults.read(2000)
+        if fault:
+            wire.send_packet(channel, {"error": fault.decode("utf-8", "replace"), "errno": None})
+            return kill_tree(main)[1]
+        poller = select.poll()
+        poller.register(channel, select.POLLIN)
+        poller.register(self._wake, select.POLLIN)
+        reported = False
+        while True:
+            status, empty = _reap(main)
+            if status is not None:
+                self._report(channel, status, kills_before)
+                reported = True
+            if empty:
+                return True
+            ready = {fd for fd, _ in poller.poll()}
+            if self._wake in ready:
+                with suppress(BlockingIOError):
+                    os.read(self._wake, 4096)
+            if channel.fileno() in ready:
+                if _receive(channel) == b"r":
+                    return False
+                status, all_dead = kill_tree(main)
+                if status is not None and not reported:
+                    self._report(channel, status, kills_before)
+                if not all_dead:
+                    wire.send_packet(channel, {"escaped": True})
+                return all_dead
+
+    def _report(self, channel: socket.socket, status: int, kills_before: int) -> None:
+        code = os.waitstatus_to_exitcode(status)
+        with suppress(OSError):
+            wire.send_packet(channel, {"exit": code, "oom": self._jail.oom_kills() > kills_before})
 
 
 def _receive(channel: socket.socket) -> bytes:
@@ -79,12 +93,6 @@ def _receive(channel: socket.socket) -> bytes:
         return channel.recv(1)
     except OSError:
         return b""
-
-
-def _report(jail: Jail, channel: socket.socket, status: int, kills_before: int) -> None:
-    code = os.waitstatus_to_exitcode(status)
-    with suppress(OSError):
-        wire.send_packet(channel, {"exit": code, "oom": jail.oom_kills() > kills_before})
 
 
 def _reap(main: int) -> tuple[int | None, bool]:
@@ -151,8 +159,8 @@ def _payload(jail: Jail, body: dict[str, Any], fds: list[int], fault: int) -> No
     """Become the command. A fault of ours goes to the supervisor; a command that cannot run says so like a shell."""
     try:
         signal.set_wakeup_fd(-1)
-        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-            signal.signal(number, signal.SIG_DFL)
+        for number in _IGNORED_BY_PYTHON:
+            signal.signal(number, signal.SIG_DFL)  # the program resets what is caught, not what is ignored
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
         jail.payload.enter()
         os.setsid()
@@ -162,14 +170,17 @@ def _payload(jail: Jail, body: dict[str, Any], fds: list[int], fault: int) -> No
         if body.get("terminal"):
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
         _limit(jail)
-        _drop(jail, *jail.credentials(body["user"]))
+        uid, gid = jail.credentials(body["user"])
+        for fd in fds:
+            with suppress(PermissionError):  # where ids are mapped by root, Sandlot gave it to the user
+                os.fchown(fd, uid, -1)
+        _drop(jail, uid, gid)
         try:
             os.chdir(body["cwd"])
         except OSError as error:
             os.write(fault, os.fsencode(f"cannot enter the directory {body['cwd']}: {error.strerror}"))
             os._exit(126)
-        syscalls.install_filter(seccomp.build_filter())
-        _close_from(3, fault)
+        wire.close_all_but({0, 1, 2, fault})
     except BaseException as error:
         os.write(fault, f"could not prepare the command: {error!r}".encode("utf-8", "replace"))
         os._exit(126)
@@ -196,24 +207,33 @@ def _limit(jail: Jail) -> None:
 
 
 def _drop(jail: Jail, uid: int, gid: int) -> None:
-    capabilities = _ROOT_CAPABILITIES if uid == 0 else 0
+    capabilities = ROOT_CAPABILITIES if uid == 0 else 0
     syscalls.drop_bounding_capabilities(capabilities)
     if jail.spec["users"] == "range":
         os.setgroups([])
         os.setresgid(gid, gid, gid)
         os.setresuid(uid, uid, uid)
     syscalls.set_capabilities(capabilities)
-    syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
-
-
-def _close_from(first: int, keep: int) -> None:
-    os.closerange(first, keep)
-    os.closerange(keep + 1, 1 << 16)
+    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)  # a change of ids may set it; until the program runs this is still ours
 
 
 def _exec(argv: list[str], env: dict[str, str]) -> NoReturn:
     try:
-        os.execvpe(argv[0], argv, env)
+        _exec_in_path(argv, env)
     except (OSError, ValueError) as error:
         os.write(2, os.fsencode(f"sandlot: cannot run {argv[0]}: {getattr(error, 'strerror', error)}\n"))
         os._exit(127 if isinstance(error, FileNotFoundError) else 126)
+
+
+def _exec_in_path(argv: list[str], env: dict[str, str]) -> NoReturn:
+    """Like `os.execvpe`, which may import modules: here that would be the image's."""
+    name = argv[0]
+    refused: OSError = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+    for directory in [""] if "/" in name else env.get("PATH", os.defpath).split(":"):
+        try:
+            os.execve(os.path.join(directory, name), argv, env)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            refused = error
+    raise refused

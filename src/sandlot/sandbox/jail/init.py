@@ -1,7 +1,8 @@
 """PID 1 of a sandbox: never exec'd, so the image needs no runtime and nobody inside can trace it or read its memory.
 
-It makes the root, then answers requests by forking a handler for each, reaps orphans, and watches memory where the
-machine has no limit groups. The end of its control stream is the end of the sandbox.
+It waits with all that every sandbox has, makes the root of the one that is asked for, then hands requests to workers,
+reaps orphans, and watches memory where the machine has no limit groups. The end of its control stream is the end of
+the sandbox.
 """
 
 from __future__ import annotations
@@ -15,75 +16,79 @@ import signal
 import socket
 import struct
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
-from sandlot.sandbox.jail import accounts, archive, execution, files, memory, mounts, syscalls, wire
+from sandlot.sandbox.jail import accounts, execution, memory, mounts, seccomp, syscalls, wire
 from sandlot.sandbox.jail.cgroups import Payload
+from sandlot.sandbox.jail.worker import Jail, Worker, fail
 
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
-_TIOCSPTLCK, _TIOCGPTPEER = 0x40045431, 0x5441
 _MEMORY_WATCH_SECONDS = 0.2
+_TAKE_ATTEMPTS = 5
+_IDLE_WORKERS = 2
 
 
-@dataclass
-class Jail:
-    """What every handler needs to know of its sandbox."""
+def main(ids: dict[str, Any], orders: socket.socket) -> NoReturn:
+    """Wait for the order to boot; then boot and serve. Never returns.
 
-    spec: dict[str, Any]
-    payload: Payload
-    watched_kills: mmap.mmap
-    """Shared counter of processes that the memory watch killed."""
-
-    def credentials(self, user: str) -> tuple[int, int]:
-        """(uid, gid) of a user; with a single id, all users are that id."""
-        if user == "root" and self.spec["users"] == "range":
-            return 0, 0
-        return self.spec["agent_id"], self.spec["agent_id"]
-
-    def oom_kills(self) -> int:
-        """Processes killed for memory so far, by the kernel's group or by the watch."""
-        return self.payload.oom_kills() + int(struct.unpack("q", self.watched_kills[:8])[0])
-
-
-def main(
-    spec: dict[str, Any],
-    plan: mounts.Plan,
-    payload: Payload,
-    life: socket.socket,
-    control_fd: int,
-    facts: dict[str, Any],
-) -> NoReturn:
-    """Boot and serve; never returns."""
+    Descriptors of the order: the life channel, the control stream, what to close when the boot is over, the root,
+    trees, and those of the payload.
+    """
+    fault: OSError | None = None
     try:
-        _set_up(spec, plan)
+        ready = _Ready.make(ids)
     except OSError as error:
-        wire.send_packet(life, {"error": str(error), "errno": error.errno})
+        fault = error
+    op, body, fds = wire.receive_request(orders)
+    orders.close()
+    if not op:
+        os._exit(0)
+    life, control, over, root, *rest = fds
+    trees = [(fd, target) for fd, (_, target) in zip(rest, body["spec"]["binds"], strict=False)]
+    join = rest[len(trees) :][: body["groups"]]
+    payload = Payload(join, rest[-1] if len(rest) > len(trees) + len(join) else -1)
+    try:
+        if fault is not None:
+            raise fault
+        _set_up(body["spec"], ready, root, trees)
+    except OSError as error:
+        wire.send_packet(socket.socket(fileno=life), {"error": str(error), "errno": error.errno})
         os._exit(1)
-    wire.send_packet(life, {"ready": facts})
-    life.close()
-    _serve(Jail(spec, payload, mmap.mmap(-1, 8)), socket.socket(fileno=control_fd))
+    with socket.socket(fileno=life) as channel:
+        wire.send_packet(channel, {"ready": body["facts"]})
+    os.close(over)
+    _serve(Jail(body["spec"], payload, mmap.mmap(-1, 8)), socket.socket(fileno=control))
     os._exit(0)
 
 
-def _set_up(spec: dict[str, Any], plan: mounts.Plan) -> None:
-    syscalls.unshare(syscalls.CLONE_NEWNS)
-    mounts.step_in(plan)
-    if spec["users"] == "range":
-        os.setgroups([])
-        os.setresgid(0, 0, 0)
-        os.setresuid(0, 0, 0)
-    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
-    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
-    os.setsid()
-    os.umask(0o022)
-    socket.sethostname("sandlot")
-    _loopback_up()
-    mounts.enter(plan, spec["shm_bytes"])
-    accounts.prepare(spec)
-    _write_if_possible("/proc/sys/user/max_user_namespaces", "0")
-    _write_if_possible("/proc/sys/kernel/pid_max", str(max(301, spec["limits"]["processes"] * 4)))
-    mounts.protect_proc()
+class _Ready(NamedTuple):
+    """What waits for the order: /proc and /dev, and the open setting that bounds process numbers, or -1."""
+
+    furniture: mounts.Furniture
+    pid_max: int
+
+    @classmethod
+    def make(cls, ids: dict[str, Any]) -> _Ready:
+        if ids["users"] == "range":
+            os.setgroups([])
+            os.setresgid(0, 0, 0)
+            os.setresuid(0, 0, 0)
+        syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
+        # What holds for every command holds for init and its workers, so that no command must ask for it.
+        syscalls.drop_bounding_capabilities(execution.ROOT_CAPABILITIES)
+        syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
+        os.setsid()
+        os.umask(0o022)
+        socket.sethostname("sandlot")
+        _loopback_up()
+        furniture = mounts.furnish()
+        pid_max = -1
+        with suppress(OSError):
+            syscalls.write_setting(f"{mounts.STAGE}/proc/sys/user/max_user_namespaces", "0")
+        with suppress(OSError):
+            pid_max = os.open(f"{mounts.STAGE}/proc/sys/kernel/pid_max", os.O_WRONLY | os.O_CLOEXEC)
+        mounts.protect_proc()
+        return cls(furniture, pid_max)
 
 
 def _loopback_up() -> None:
@@ -93,9 +98,15 @@ def _loopback_up() -> None:
         fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", flags | _IFF_UP))
 
 
-def _write_if_possible(path: str, value: str) -> None:
-    with suppress(OSError), open(path, "w") as file:
-        file.write(value)
+def _set_up(spec: dict[str, Any], ready: _Ready, root: int, trees: list[tuple[int, str]]) -> None:
+    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+    mounts.enter(root, trees, ready.furniture, spec["shm_bytes"])
+    accounts.prepare(spec)
+    if ready.pid_max >= 0:
+        with suppress(OSError):
+            os.write(ready.pid_max, str(max(301, spec["limits"]["processes"] * 4)).encode())
+        os.close(ready.pid_max)
+    syscalls.install_filter(seccomp.build_filter())
 
 
 def _serve(jail: Jail, control: socket.socket) -> None:
@@ -106,34 +117,87 @@ def _serve(jail: Jail, control: socket.socket) -> None:
     poller = select.poll()
     poller.register(control, select.POLLIN)
     poller.register(wake_read, select.POLLIN)
-    watched = not jail.payload.join
+    staff = _Staff(jail)
+    watched = busy = not jail.payload.join
     while True:
-        alone = _reap()
-        events = poller.poll(_MEMORY_WATCH_SECONDS * 1000 if watched and not alone else None)
-        ready = {fd for fd, _ in events}
+        _reap()
+        ready = {fd for fd, _ in poller.poll(_MEMORY_WATCH_SECONDS * 1000 if busy else None)}
         if wake_read in ready:
             with suppress(BlockingIOError):
                 os.read(wake_read, 4096)
-        if not events:
-            kills = memory.enforce(jail.spec["limits"]["memory"])
-            jail.watched_kills[:8] = struct.pack("q", struct.unpack("q", jail.watched_kills[:8])[0] + kills)
+        if not ready:
+            processes = memory.processes(but={1, *staff.pids()})
+            jail.count_kills(memory.enforce(processes, jail.spec["limits"]["memory"]))
+            busy = bool(processes)
         if control.fileno() in ready:
-            op, body, fds = wire.receive_request(control)
+            op, fds = wire.receive_sealed(control)
             if not op:
                 return
-            _dispatch(jail, control, op, body, fds, (wake_read, wake_write))
-            for fd in fds:
-                os.close(fd)
+            _dispatch(staff, op, fds, poller)
+            busy = watched
+        staff.welcome_back(ready, poller)
 
 
-def _reap() -> bool:
-    """Reap what died; whether no process is left but init."""
+class _Staff:
+    """The workers: those that wait for a request, at least one if there can be one, and those that handle one."""
+
+    def __init__(self, jail: Jail) -> None:
+        self._jail = jail
+        self._busy: dict[int, Worker] = {}
+        self._idle: list[Worker] = []
+        self.refill()
+
+    def pids(self) -> list[int]:
+        return [worker.pid for worker in (*self._idle, *self._busy.values())]
+
+    def refill(self) -> None:
+        """See that one waits; where there can be no process more, the next request tries again."""
+        with suppress(OSError):
+            if not self._idle:
+                self._idle.append(Worker(self._jail))
+
+    def hand_over(self, op: bytes, fds: list[int], poller: select.poll) -> None:
+        """Have a worker handle a request. Some may have been killed by programs inside; `OSError` when none can."""
+        for _ in range(_TAKE_ATTEMPTS):
+            worker = self._idle.pop() if self._idle else Worker(self._jail)
+            if worker.take(op, fds):
+                self._busy[worker.fileno()] = worker
+                poller.register(worker.fileno(), select.POLLIN)
+                return
+            worker.dismiss()
+        raise OSError(errno.EAGAIN, "programs inside kill whatever would handle a request")
+
+    def welcome_back(self, ready: set[int], poller: select.poll) -> None:
+        """Take note of who ended or is free again."""
+        for fd in ready & self._busy.keys():
+            worker = self._busy.pop(fd)
+            poller.unregister(fd)
+            if worker.is_free() and len(self._idle) < _IDLE_WORKERS:
+                self._idle.append(worker)
+            else:
+                worker.dismiss()
+
+
+def _dispatch(staff: _Staff, op: bytes, fds: list[int], poller: select.poll) -> None:
+    with socket.socket(fileno=os.dup(fds[1])) as channel:
+        try:
+            if op == b"k":
+                _kill_all()
+                wire.send_packet(channel, {})
+            else:
+                staff.hand_over(op, fds, poller)
+        except OSError as error:
+            fail(channel, error.strerror or str(error), error.errno)
+    wire.close_all(fds)
+    staff.refill()
+
+
+def _reap() -> None:
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
     except ChildProcessError:
-        return True
-    return False
+        pass
 
 
 def _kill_all() -> None:
@@ -143,87 +207,3 @@ def _kill_all() -> None:
     with suppress(ChildProcessError):
         while True:
             os.waitpid(-1, 0)
-
-
-def _dispatch(
-    jail: Jail, control: socket.socket, op: bytes, body: dict[str, Any], fds: list[int], ours: tuple[int, int]
-) -> None:
-    channel = socket.socket(fileno=os.dup(fds[0]))
-    with channel:
-        if op == b"k":
-            _kill_all()
-            with suppress(OSError):
-                wire.send_packet(channel, {})
-            return
-        try:
-            child = os.fork()
-        except OSError as error:
-            with suppress(OSError):
-                wire.send_packet(channel, {"error": f"fork: {error}", "errno": error.errno})
-            return
-        if child == 0:
-            try:
-                signal.set_wakeup_fd(-1)
-                signal.signal(signal.SIGUSR1, signal.SIG_DFL)
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                for fd in (fds[0], control.fileno(), *ours):
-                    os.close(fd)
-                _handle(jail, channel, op, body, fds[1:])
-            finally:
-                os._exit(0)
-
-
-def _handle(jail: Jail, channel: socket.socket, op: bytes, body: dict[str, Any], fds: list[int]) -> None:
-    """Run one request in its own process and answer on its channel."""
-    try:
-        if op == b"x":
-            execution.supervise(jail, channel, body, fds)
-            return
-        if op == b"l":
-            with _listen(body["port"]) as listener:
-                wire.send_packet(channel, {}, [listener.fileno()])
-            return
-        files.become(
-            *jail.credentials(body["user"]), keep_root=jail.spec["users"] == "single" and body["user"] == "root"
-        )
-        if op == b"t":
-            _send_terminal(channel)
-        elif op == b"r":
-            files.send_file(channel, body["path"])
-        elif op == b"w":
-            files.write_file(body["path"], fds[0], body["mode"])
-        elif op == b"u":
-            archive.unpack(body["path"], fds[0])
-        elif op == b"d":
-            archive.pack(body["path"], fds[0], frozenset(body["exclude_names"]), body["max_bytes"])
-        if op not in (b"r", b"t"):
-            wire.send_packet(channel, {})
-    except OSError as error:
-        _fail(channel, error.strerror or str(error), error.errno)
-    except Exception as error:  # the caller gets every failure; a handler has nobody else to tell
-        _fail(channel, f"{type(error).__name__}: {error}", None)
-
-
-def _fail(channel: socket.socket, text: str, code: int | None) -> None:
-    with suppress(OSError):
-        wire.send_packet(channel, {"error": text[:2000], "errno": code})
-
-
-def _listen(port: int) -> socket.socket:
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(("127.0.0.1", port))
-    except OSError as error:
-        listener.close()
-        raise OSError(error.errno or errno.EIO, f"port {port}: {error.strerror}") from error
-    listener.listen(512)
-    return listener
-
-
-def _send_terminal(channel: socket.socket) -> None:
-    """Answer with both sides of a new terminal of this sandbox, owned by the user of the request."""
-    master = os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
-    fcntl.ioctl(master, _TIOCSPTLCK, struct.pack("i", 0))
-    slave = fcntl.ioctl(master, _TIOCGPTPEER, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
-    wire.send_packet(channel, {}, [master, slave])

@@ -6,7 +6,6 @@ killed, which takes the whole pid namespace with it, then limit groups and files
 
 from __future__ import annotations
 
-import errno
 import os
 import select
 import signal
@@ -15,37 +14,54 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from sandlot.sandbox.jail import cgroups, init, mounts, syscalls, tree, wire
-from sandlot.sandbox.jail.syscalls import (
-    CLONE_NEWCGROUP,
-    CLONE_NEWIPC,
-    CLONE_NEWNET,
-    CLONE_NEWNS,
-    CLONE_NEWPID,
-    CLONE_NEWUSER,
-    CLONE_NEWUTS,
-)
+from sandlot.sandbox.jail import cgroups, mounts, syscalls, tree, wire
+from sandlot.sandbox.jail.ground import Ground
+from sandlot.sandbox.jail.nest import Nest
 
 _DISK_SCAN_SECONDS = 1.0
 _DISK_SCAN_AT_LEAST_SECONDS = 30.0
 
 
-def main(spec: dict[str, Any], life: socket.socket, control_fd: int) -> None:
-    """Boot the sandbox, keep it until told otherwise, and leave nothing."""
-    reason = ""
-    child = 0
-    snapshot = False
+def main(ids: dict[str, Any], guess: dict[str, Any], orders: socket.socket) -> None:
+    """Make ready, wait for an order, boot the sandbox, keep it until told otherwise, and leave nothing.
+
+    `guess`: the order may be like this one.
+    """
+    nest: Nest | None = None
+    ground: Ground | None = None
+    fault: OSError | None = None
     try:
-        child, upper = _boot(spec, life, control_fd)
+        syscalls.write_setting("/proc/self/oom_score_adj", "500")  # inherited: sandboxes go before Sandlot
+        nest = Nest(ids)
+        ground = Ground.guessed(guess, nest.userns)
+    except OSError as error:
+        fault = error
+    op, spec, fds = wire.receive_request(orders)
+    if ground is not None and not (op and ground.fits(spec)):
+        ground.discard()
+        ground = None
+    if not op:
+        if nest is not None:
+            nest.close()
+        return
+    life, control = socket.socket(fileno=fds[0]), fds[1]
+    snapshot, reason = False, ""
+    try:
+        if nest is None:
+            raise fault or OSError("no namespaces")
+        upper = _boot(nest, ground, spec, [life.fileno(), control, orders.fileno()])
     except OSError as error:
         _tell(life, {"error": str(error), "errno": error.errno})
-    os.close(control_fd)
-    if child:
-        snapshot, reason = _watch(spec, life, child, upper)
+        wire.close_all((control, orders.detach()))
+        if nest is not None:
+            nest.close()
+    else:
+        wire.close_all((control, orders.detach()))
+        snapshot, reason = _watch(spec, life, nest.init, upper)
         _tell(life, {"dead": reason})  # first, so that whoever misses a command knows why
         with suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+            os.kill(nest.init, signal.SIGKILL)
+        os.waitpid(nest.init, 0)
         os.close(upper)
     os.chdir("/")
     cgroups.remove(spec["cgroups"].values())
@@ -58,74 +74,21 @@ def _tell(life: socket.socket, message: dict[str, Any]) -> None:
         wire.send_packet(life, message)
 
 
-def _boot(spec: dict[str, Any], life: socket.socket, control_fd: int) -> tuple[int, int]:
-    """Make the namespaces and fork init; its pid and the open upper directory."""
-    _write("/proc/self/oom_score_adj", "500")  # inherited: when memory runs out, sandboxes go before Sandlot
+def _boot(nest: Nest, ground: Ground | None, spec: dict[str, Any], fds: list[int]) -> int:
+    """Mount what the sandbox is made of and order its init to go on; the open upper directory."""
     payload = cgroups.create(spec["cgroups"], spec["limits"])
-    os.chdir(spec["dir"])
-    new = CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWNET | CLONE_NEWCGROUP
-    upper = os.open("upper", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    facts: dict[str, Any]
-    if spec["users"] == "range":
-        syscalls.unshare(CLONE_NEWNS)
-        mounts.make_private()
-        userns = mapped_userns(spec["base"])
-        plan = mounts.prepare(spec, userns)
-        syscalls.setns(userns, CLONE_NEWUSER)
-        os.close(userns)
-        syscalls.unshare(new)
+    if ground is None:
+        ground = Ground(spec, spec["dir"], nest.userns)
     else:
-        uid, gid = os.geteuid(), os.getegid()
-        syscalls.unshare(CLONE_NEWUSER | CLONE_NEWNS)
-        _write("/proc/self/setgroups", "deny")
-        _write("/proc/self/uid_map", f"{spec['agent_id']} {uid} 1")
-        _write("/proc/self/gid_map", f"{spec['agent_id']} {gid} 1")
-        mounts.make_private()
-        plan = mounts.prepare(spec, None)
-        syscalls.unshare(new)
-    facts = {"image_owner": plan.image_owner}
-    child = os.fork()
-    if child == 0:
-        try:
-            os.close(upper)
-            init.main(spec, plan, payload, life, control_fd, facts)
-        finally:
-            os._exit(1)
-    plan.close()
-    payload.close()
-    return child, upper
-
-
-def mapped_userns(base: int) -> int:
-    """A user namespace whose ids 0..65535 are `base`.. outside: its root is nobody on the machine."""
-    ready_read, ready_write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            syscalls.unshare(CLONE_NEWUSER)
-            os.write(ready_write, b"1")
-            signal.pause()
-        finally:
-            os._exit(1)
-    os.close(ready_write)
-    try:
-        if os.read(ready_read, 1) != b"1":
-            raise OSError(errno.EPERM, "unshare: a new user namespace is refused")
-        _write(f"/proc/{child}/uid_map", f"0 {base} 65536")
-        _write(f"/proc/{child}/gid_map", f"0 {base} 65536")
-        return os.open(f"/proc/{child}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
-    finally:
-        os.close(ready_read)
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-
-
-def _write(path: str, text: str) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(fd, text.encode())
-    finally:
-        os.close(fd)
+        ground.move(spec["dir"])
+    upper = os.open(f"{spec['dir']}/upper", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    trees = [mounts.open_read_only(source, nest.userns)[0] for source, _ in spec["binds"]]
+    body = {"spec": spec, "groups": len(payload.join), "facts": {"image_owner": ground.image_owner}}
+    more = [ground.root, *trees, *payload.files()]
+    wire.send_request(nest.channel, b"b", body, [*fds, *more])
+    wire.close_all(more)
+    nest.enter()
+    return upper
 
 
 def _watch(spec: dict[str, Any], life: socket.socket, child: int, upper: int) -> tuple[bool, str]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
+from contextlib import suppress
 
 from sandlot.sandbox.jail import cgroups, tree
 
 
 def remove_sandbox(directory: str) -> None:
     """Remove the limit groups and files of a dead sandbox."""
-    cgroups.remove_listed(os.path.join(directory, "groups"))
+    with suppress(OSError, ValueError, KeyError), open(os.path.join(directory, "about.json")) as file:
+        cgroups.remove(json.load(file)["groups"])
     tree.remove(directory)
 
 
@@ -18,8 +21,9 @@ def remove_run(run: str) -> int:
     removed = 0
     for name in os.listdir(run) if os.path.isdir(run) else ():
         directory = os.path.join(run, name)
-        if os.path.isdir(os.path.join(directory, "upper")):
+        if any(os.path.exists(os.path.join(directory, mark)) for mark in ("about.json", "upper")):
             remove_sandbox(directory)
             removed += 1
-    remove_sandbox(run)
+    cgroups.remove_listed(os.path.join(run, "groups"))
+    tree.remove(run)
     return removed

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from contextlib import suppress
 
 
-def _status_bytes(pid: str) -> int:
+def _status_bytes(pid: int) -> int:
     """Anonymous and shared memory of a process, without file pages; pages shared after a fork count each time."""
     total = 0
     with open(f"/proc/{pid}/status", "rb") as file:
@@ -17,7 +18,7 @@ def _status_bytes(pid: str) -> int:
     return total
 
 
-def _proportional_bytes(pid: str) -> int:
+def _proportional_bytes(pid: int) -> int:
     """The same with shared pages divided among their users; costs a walk of the page tables."""
     total = 0
     with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
@@ -27,22 +28,28 @@ def _proportional_bytes(pid: str) -> int:
     return total
 
 
-def enforce(limit: int) -> int:
-    """Kill the largest process when all but init together are over `limit` bytes; how many were killed."""
-    held: dict[str, int] = {}
-    for pid in os.listdir("/proc"):
-        if pid.isdigit() and pid != "1":
-            with suppress(OSError, ValueError, IndexError):
-                held[pid] = _status_bytes(pid)
+def processes(but: set[int]) -> list[int]:
+    """All processes of the namespace except those in `but`."""
+    return [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) not in but]
+
+
+def enforce(pids: list[int], limit: int) -> int:
+    """Kill the largest of `pids` when all together are over `limit` bytes; how many were killed."""
+    held = _held(pids, _status_bytes)
     if sum(held.values()) <= limit:
         return 0
-    for pid in held:
-        with suppress(OSError, ValueError, IndexError):
-            held[pid] = _proportional_bytes(pid)
+    held |= _held(pids, _proportional_bytes)
     if sum(held.values()) <= limit:
         return 0
-    largest = max(held, key=lambda pid: held[pid])
     with suppress(ProcessLookupError):
-        os.kill(int(largest), signal.SIGKILL)
+        os.kill(max(held, key=lambda pid: held[pid]), signal.SIGKILL)
         return 1
     return 0
+
+
+def _held(pids: list[int], count: Callable[[int], int]) -> dict[int, int]:
+    held: dict[int, int] = {}
+    for pid in pids:
+        with suppress(OSError, ValueError, IndexError):  # it may end while we look
+            held[pid] = count(pid)
+    return held

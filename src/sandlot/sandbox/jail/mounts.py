@@ -10,10 +10,9 @@ import errno
 import os
 import stat
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any
+from typing import NamedTuple
 
-from sandlot.sandbox.jail import syscalls
+from sandlot.sandbox.jail import syscalls, wire
 from sandlot.sandbox.jail.syscalls import (
     MOUNT_ATTR_IDMAP,
     MOUNT_ATTR_NODEV,
@@ -29,25 +28,11 @@ from sandlot.sandbox.jail.syscalls import (
     MS_REMOUNT,
 )
 
+STAGE = "/dev"
 _NODES = ("null", "zero", "full", "random", "urandom", "tty")
 _READ_ONLY_PROC = ("sys", "sysrq-trigger", "irq", "bus")
 _MASKED_PROC = ("kcore", "keys", "timer_list", "latency_stats", "sched_debug", "kmsg")
 _READ_ONLY = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV
-
-
-@dataclass
-class Plan:
-    """Detached mounts waiting to be attached: the root, and (fd, path inside) of the others."""
-
-    root: int = -1
-    trees: list[tuple[int, str]] = field(default_factory=list)
-    nodes: list[tuple[int, str]] = field(default_factory=list)
-    image_owner: str = "mapped"
-
-    def close(self) -> None:
-        """Close the descriptors of this process."""
-        for fd in (self.root, *(fd for fd, _ in [*self.trees, *self.nodes])):
-            os.close(fd)
 
 
 def make_private() -> None:
@@ -73,85 +58,73 @@ def open_read_only(path: str, userns: int | None) -> tuple[int, bool]:
     return fd, False
 
 
-def prepare(spec: dict[str, Any], userns: int | None) -> Plan:
-    """Make the overlay (the working directory is the sandbox's own) and open all trees; nothing stays attached."""
-    plan = Plan()
-    lowers = [os.path.relpath(path) for path in spec["lowers"]]
-    if spec["image_is_prepared"]:
-        lowers.append(os.path.relpath(spec["image"]))
-    else:
-        fd, mapped = open_read_only(spec["image"], userns)
-        try:
-            syscalls.move_mount(fd, "image")
-        finally:
-            os.close(fd)
-        lowers.append("image")
-        plan.image_owner = "mapped" if mapped or userns is None else "unmapped"
-    kind = "" if userns is not None else ",userxattr"
-    options = f"lowerdir={':'.join(lowers)},upperdir=upper,workdir=work,volatile{kind}"
-    syscalls.mount("overlay", "root", "overlay", MS_NODEV | MS_NOSUID, options)
-    plan.root = syscalls.open_tree("root")
-    syscalls.umount("root")  # the keeper must be able to remove these directories
-    if "image" in lowers:
-        syscalls.umount("image")
-    for source, target in spec["binds"]:
-        fd, _ = open_read_only(source, userns)
-        plan.trees.append((fd, target))
-    for name in _NODES:
-        plan.nodes.append((syscalls.open_tree(f"/dev/{name}"), f"/dev/{name}"))
-    return plan
+class Furniture(NamedTuple):
+    """What every sandbox has, mounted on a stage in a namespace that the sandbox will have: open /proc and /dev."""
+
+    proc: int
+    dev: int
 
 
-def step_in(plan: Plan) -> None:
-    """Attach the root in this namespace and make it the working directory, while its path may be searched."""
-    syscalls.move_mount(plan.root, "root")
-    os.chdir("root")
-
-
-def enter(plan: Plan, shm_bytes: int) -> None:
-    """In the new pid namespace: make the working directory the root, add what belongs in it, lose the old one."""
-    syscalls.pivot_root(".", ".")
-    # The old root is now stacked under the working directory; a fresh /proc needs it in sight once more.
-    for name in ("proc", "dev", "sys", "run", "tmp", "var/tmp"):
-        _directory("/" + name)
-    syscalls.mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
-    syscalls.mount("tmpfs", "/dev", "tmpfs", MS_NOSUID | MS_NOEXEC, "mode=755,size=64k,nr_inodes=64")
-    for fd, target in plan.nodes:
-        os.close(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o666))
-        syscalls.move_mount(fd, target)
-    _directory("/dev/pts")
-    syscalls.mount("devpts", "/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620")
-    _directory("/dev/shm")
-    syscalls.mount("tmpfs", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, f"mode=1777,size={shm_bytes}")
+def furnish() -> Furniture:
+    """In the namespaces of a sandbox that has no root yet: make its /proc and /dev, on a stage over the machine's."""
+    nodes = [(syscalls.open_tree(f"/dev/{name}"), name) for name in _NODES]
+    syscalls.mount("tmpfs", "/dev", "tmpfs", MS_NOSUID | MS_NOEXEC, "mode=755,size=64k,nr_inodes=8")
+    for name in ("root", "proc", "dev"):
+        os.mkdir(f"{STAGE}/{name}", 0o755)
+    syscalls.mount("proc", f"{STAGE}/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+    dev = f"{STAGE}/dev"
+    syscalls.mount("tmpfs", dev, "tmpfs", MS_NOSUID | MS_NOEXEC, "mode=755,size=64k,nr_inodes=64")
+    for fd, name in nodes:
+        os.close(os.open(f"{dev}/{name}", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o666))
+        syscalls.move_mount(fd, f"{dev}/{name}")
+        os.close(fd)
+    for name in ("pts", "shm"):
+        os.mkdir(f"{dev}/{name}", 0o755)
+    syscalls.mount("devpts", f"{dev}/pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620")
     links = {"ptmx": "pts/ptmx", "fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1"}
     for name, value in {**links, "stderr": "/proc/self/fd/2"}.items():
-        os.symlink(value, f"/dev/{name}")
+        os.symlink(value, f"{dev}/{name}")
+    return Furniture(syscalls.open_mount(f"{STAGE}/proc"), syscalls.open_mount(dev))
+
+
+def protect_proc() -> None:
+    """Make what tunes or shows the kernel read-only or empty; what is open for writing stays so."""
+    for name in _READ_ONLY_PROC:
+        path = f"{STAGE}/proc/{name}"
+        if os.path.exists(path):
+            syscalls.mount(path, path, None, MS_BIND | MS_REC)
+            flags = MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC
+            syscalls.mount(None, path, None, flags)
+    for name in _MASKED_PROC:
+        path = f"{STAGE}/proc/{name}"
+        if os.path.exists(path):
+            syscalls.mount(f"{STAGE}/dev/null", path, None, MS_BIND)
+
+
+def enter(root: int, trees: list[tuple[int, str]], furniture: Furniture, shm_bytes: int) -> None:
+    """Make `root` the root, move in the furniture, lose the old root, attach the trees. Closes what it was given."""
+    syscalls.move_mount(root, f"{STAGE}/root")
+    os.chdir(f"{STAGE}/root")
+    syscalls.pivot_root(".", ".")
+    # The old root is now stacked under the working directory, with the furniture; paths are resolved in the new one.
+    for name in ("proc", "dev", "sys", "run", "tmp", "var/tmp"):
+        _directory("/" + name)
+    syscalls.move_mount(furniture.proc, "/proc")
+    syscalls.move_mount(furniture.dev, "/dev")
+    syscalls.mount("tmpfs", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, f"mode=1777,size={shm_bytes}")
     syscalls.umount(".")
     os.chdir("/")
-    for fd, target in plan.trees:
+    for fd, target in trees:
         _directory(target)
         syscalls.move_mount(fd, target)
     for directory in ("/tmp", "/var/tmp"):
         if stat.S_IMODE(os.stat(directory).st_mode) != 0o1777:  # each needless change is a copy of the directory
             with suppress(OSError):
                 os.chmod(directory, 0o1777)
-    plan.close()
-
-
-def protect_proc() -> None:
-    """Make what tunes or shows the kernel read-only or empty. Comes after init wrote its own settings."""
-    for name in _READ_ONLY_PROC:
-        path = f"/proc/{name}"
-        if os.path.exists(path):
-            syscalls.mount(path, path, None, MS_BIND | MS_REC)
-            flags = MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC
-            syscalls.mount(None, path, None, flags)
-    for name in _MASKED_PROC:
-        path = f"/proc/{name}"
-        if os.path.exists(path):
-            syscalls.mount("/dev/null", path, None, MS_BIND)
+    wire.close_all((root, *furniture, *(fd for fd, _ in trees)))
 
 
 def _directory(path: str) -> None:
-    with suppress(FileExistsError):
-        os.makedirs(os.path.realpath(path), 0o755)  # a link to nothing gets something
+    if not os.path.isdir(path):
+        with suppress(FileExistsError):
+            os.makedirs(os.path.realpath(path), 0o755)  # a link to nothing gets something

@@ -6,12 +6,13 @@ import os
 import socket
 from typing import Any
 
-from sandlot.sandbox.jail import keeper, mounts, syscalls, wire
+from sandlot.sandbox.jail import ids, mounts, nest, syscalls, wire
 from sandlot.sandbox.jail.syscalls import CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWPID, CLONE_NEWUSER, MS_NODEV
 
 
-def main(body: dict[str, Any], channel: socket.socket) -> None:
+def main(sealed: int, reply: int) -> None:
     """Run the trial `what` and answer with its error, None when it works."""
+    body, channel = wire.unseal(sealed), socket.socket(fileno=reply)
     try:
         _TRIALS[body["what"]](body)
         wire.send_packet(channel, {"error": None})
@@ -26,15 +27,10 @@ def _namespaces(_: dict[str, Any]) -> None:
 def _overlay(body: dict[str, Any]) -> None:
     """Whether `directory` can hold the writable side of an overlay."""
     kind = ""
-    if body["users"] == "range":
-        syscalls.unshare(CLONE_NEWNS)
-    else:
-        uid, gid = os.geteuid(), os.getegid()
-        syscalls.unshare(CLONE_NEWUSER | CLONE_NEWNS)
-        for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
-            with open(f"/proc/self/{name}", "w") as file:
-                file.write(text)
+    if body["ids"]["mapped_by"] != "root":
+        ids.enter(body["ids"])
         kind = ",userxattr"
+    syscalls.unshare(CLONE_NEWNS)
     mounts.make_private()
     os.chdir(body["directory"])
     syscalls.mount("overlay", "root", "overlay", MS_NODEV, f"lowerdir=lower,upperdir=upper,workdir=work{kind}")
@@ -42,9 +38,9 @@ def _overlay(body: dict[str, Any]) -> None:
         file.write("changed")
 
 
-def _range(body: dict[str, Any]) -> None:
-    """Whether a range of ids can be mapped."""
-    os.close(keeper.mapped_userns(body["base"]))
+def _ids(body: dict[str, Any]) -> None:
+    """Whether ids can be mapped so."""
+    nest.Nest(body["ids"]).close()
 
 
-_TRIALS = {"namespaces": _namespaces, "range": _range, "overlay": _overlay}
+_TRIALS = {"namespaces": _namespaces, "ids": _ids, "overlay": _overlay}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-import platform
+import os
 import struct
 from functools import cache
 
@@ -88,7 +88,7 @@ def build_filter(machine: str | None = None) -> bytes:
 
     Foreign call tables (32-bit, x32) get ENOSYS whole, since their numbers mean other calls.
     """
-    machine = machine or platform.machine()
+    machine = machine or os.uname().machine
     no_call = _op(_RET, _ERRNO | errno.ENOSYS)
     program = [_op(_LD, _ARCH), _op(_JEQ, _AUDIT_ARCH[machine], 1, 0), no_call, _op(_LD, _NR)]
     if machine == "x86_64":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
 import struct
 
 CLONE_NEWNS = 0x00020000
@@ -34,7 +33,7 @@ _CAP_VERSION_3 = 0x20080522
 
 # Calls above 424 have one number on all architectures.
 _OPEN_TREE, _MOVE_MOUNT, _OPENAT2, _MOUNT_SETATTR = 428, 429, 437, 442
-_PIVOT_ROOT, _CAPSET = {"x86_64": (155, 126), "aarch64": (41, 91)}.get(platform.machine(), (-1, -1))
+_PIVOT_ROOT, _CAPSET = {"x86_64": (155, 126), "aarch64": (41, 91)}.get(os.uname().machine, (-1, -1))
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -89,8 +88,13 @@ def open_tree(path: str) -> int:
     return _syscall(_OPEN_TREE, f"open_tree {path}", AT_FDCWD, ctypes.c_char_p(os.fsencode(path)), flags)
 
 
+def open_mount(path: str) -> int:
+    """The mount at `path` itself, as an fd by which it can be moved."""
+    return _syscall(_OPEN_TREE, f"open_tree {path}", AT_FDCWD, ctypes.c_char_p(os.fsencode(path)), os.O_CLOEXEC)
+
+
 def move_mount(fd: int, target: str) -> None:
-    """Attach a detached mount at `target`."""
+    """Attach the mount behind `fd` at `target`."""
     path = ctypes.c_char_p(os.fsencode(target))
     _syscall(_MOVE_MOUNT, f"move_mount to {target}", fd, ctypes.c_char_p(b""), AT_FDCWD, path, MOVE_MOUNT_F_EMPTY_PATH)
 
@@ -126,6 +130,15 @@ def drop_bounding_capabilities(keep: int) -> None:
             continue
         if _libc.prctl(PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0) < 0:
             break  # EINVAL: beyond the kernel's last capability
+
+
+def write_setting(path: str, text: str) -> None:
+    """Write a setting of the kernel, whole in one call."""
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
 
 
 def install_filter(program: bytes) -> None:

@@ -12,11 +12,11 @@ import fcntl
 import json
 import os
 import socket
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
 
 _MAX_PACKET = 65536
-_MAX_FDS = 16
+_MAX_FDS = 253  # of the kernel
 _F_ADD_SEALS, _SEAL_ALL = 1033, 0x1 | 0x2 | 0x4 | 0x8
 
 
@@ -51,13 +51,35 @@ def send_request(stream: socket.socket, op: bytes, body: dict[str, Any], fds: Se
 
 def receive_request(stream: socket.socket) -> tuple[bytes, dict[str, Any], list[int]]:
     """The next operation, its body and descriptors; an empty operation at end of stream."""
+    op, fds = receive_sealed(stream)
+    return (op, unseal(fds[0]), fds[1:]) if op else (op, {}, [])
+
+
+def receive_sealed(stream: socket.socket) -> tuple[bytes, list[int]]:
+    """The next operation and its descriptors, of which the first is the body, to be forwarded or unsealed."""
     op, fds = _receive(stream, 1)
     if not op or not fds:
-        for fd in fds:
-            os.close(fd)
-        return b"", {}, []
-    with open(fds[0], "rb") as body:
-        return op, json.loads(body.read()), fds[1:]
+        close_all(fds)
+        return b"", []
+    return op, fds
+
+
+def unseal(fd: int) -> dict[str, Any]:
+    """The body of a request; closes its file."""
+    try:
+        return read(fd)
+    finally:
+        os.close(fd)
+
+
+def read(fd: int) -> dict[str, Any]:
+    """The body of a request that is to be forwarded."""
+    return cast("dict[str, Any]", json.loads(os.pread(fd, os.fstat(fd).st_size, 0)))
+
+
+def forward(stream: socket.socket, op: bytes, fds: Sequence[int]) -> None:
+    """Send a sealed request on; ours stay open."""
+    socket.send_fds(stream, [op], fds)
 
 
 def send_packet(channel: socket.socket, body: dict[str, Any], fds: Sequence[int] = ()) -> None:
@@ -69,6 +91,22 @@ def receive_packet(channel: socket.socket) -> tuple[dict[str, Any] | None, list[
     """The next packet of a channel, None at its end."""
     data, fds = _receive(channel, _MAX_PACKET)
     return (json.loads(data) if data else None), fds
+
+
+def close_all(fds: Iterable[int]) -> None:
+    """Close descriptors."""
+    for fd in fds:
+        os.close(fd)
+
+
+def close_all_but(keep: set[int]) -> None:
+    """Close every descriptor of this process that is not in `keep`."""
+    first = 0
+    for fd in sorted(keep):
+        if first < fd:  # an empty range would be taken for all
+            os.closerange(first, fd)
+        first = fd + 1
+    os.closerange(first, 1 << 20)
 
 
 def _receive(sock: socket.socket, size: int) -> tuple[bytes, list[int]]:

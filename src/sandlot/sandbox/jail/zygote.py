@@ -7,14 +7,17 @@ inherited by a sandbox. It ends when Sandlot does, after its sandboxes are gone.
 from __future__ import annotations
 
 import ctypes
-import errno
 import gc
 import os
+import select
 import signal
 import socket
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 
+from sandlot.sandbox.jail import ids as id_maps
 from sandlot.sandbox.jail import keeper, leftovers, probe, seccomp, wire
 
 
@@ -27,29 +30,93 @@ def main(control_fd: int, run_dir: str) -> None:
     seccomp.build_filter()  # once, for all that is forked from here
     gc.collect()
     gc.freeze()
-    while True:
-        op, body, fds = wire.receive_request(control)
-        if not op:
-            break
-        if os.fork() == 0:
-            _child(control, op, body, fds)
-        for fd in fds:
-            os.close(fd)
+    nursery = _Nursery()
+    _serve(control, nursery)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _wait_for_all()
+    if nursery.ids.get("mapped_by") == "helper":
+        id_maps.enter(nursery.ids)  # only there may it remove what belongs to these ids
     leftovers.remove_run(run_dir)
 
 
-def _child(control: socket.socket, op: bytes, body: dict[str, Any], fds: list[int]) -> NoReturn:
-    """Be the keeper of one sandbox, or a probe."""
+def _serve(control: socket.socket, nursery: _Nursery) -> None:
+    while True:
+        ready = nursery.wait(control)
+        if not ready:
+            continue
+        op, fds = wire.receive_sealed(control)
+        if not op:
+            nursery.close()
+            return
+        if op == b"i":
+            nursery.ids = wire.unseal(fds.pop())
+        elif op == b"p":
+            if os.fork() == 0:
+                _be(partial(probe.main, *fds), fds)
+        else:
+            nursery.boot(op, fds)
+        wire.close_all(fds)
+
+
+class _Nursery:
+    """A spare keeper that has made ready, and the ways to those that boot.
+
+    The spare is made when nothing boots: making one beside it would make both wait for the kernel's mount lock.
+    """
+
+    def __init__(self) -> None:
+        self.ids: dict[str, Any] = {}
+        self._last: dict[str, Any] = {}
+        self._spare: socket.socket | None = None
+        self._booting: dict[int, socket.socket] = {}
+
+    def wait(self, control: socket.socket) -> bool:
+        """Wait for news, with a spare if there can be one; whether there is a request."""
+        if self.ids and not self._booting and self._spare is None:
+            self._spare = _fork_keeper(self.ids, self._last)
+        poller = select.poll()
+        for fd in (control.fileno(), *self._booting):
+            poller.register(fd, select.POLLIN)
+        ready = {fd for fd, _ in poller.poll()}
+        for fd in ready & self._booting.keys():  # its keeper or init closed the other end
+            self._booting.pop(fd).close()
+        return control.fileno() in ready
+
+    def boot(self, op: bytes, fds: list[int]) -> None:
+        """Have the spare keeper boot a sandbox, or a new one where there is none or it was killed."""
+        for _ in range(2):
+            way = self._spare or _fork_keeper(self.ids, {})
+            self._spare = None
+            try:
+                wire.forward(way, op, fds)
+            except OSError:
+                way.close()
+                continue
+            self._booting[way.fileno()] = way
+            self._last = wire.read(fds[0])
+            return
+
+    def close(self) -> None:
+        """Let go of the spare."""
+        if self._spare is not None:
+            self._spare.close()
+
+
+def _fork_keeper(ids: dict[str, Any], guess: dict[str, Any]) -> socket.socket:
+    """A keeper that makes ready and waits for its order, which may be like `guess`; the way to it."""
+    ours, theirs = wire.packet_pair()
+    with theirs:
+        if os.fork() == 0:
+            _be(partial(keeper.main, ids, guess, theirs), [theirs.fileno()])
+    return ours
+
+
+def _be(role: Callable[[], None], fds: list[int]) -> NoReturn:
+    """Become another process, which has nothing of the zygote's but `fds`."""
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        control.close()
-        close_all_but({0, 1, 2, *fds})
-        if op == b"c":
-            keeper.main(body, socket.socket(fileno=fds[0]), fds[1])
-        elif op == b"p":
-            probe.main(body, socket.socket(fileno=fds[0]))
+        wire.close_all_but({0, 1, 2, *fds})
+        role()
     finally:
         os._exit(0)
 
@@ -61,17 +128,6 @@ def _hide_arguments() -> None:
     if 0 < start < end:
         ctypes.memset(start, 0, end - start)
         ctypes.memmove(start, b"sandlot", min(7, end - start))
-
-
-def close_all_but(keep: set[int]) -> None:
-    """Close every descriptor that is not in `keep`."""
-    for fd in [int(name) for name in os.listdir("/proc/self/fd")]:
-        if fd not in keep:
-            try:
-                os.close(fd)
-            except OSError as error:
-                if error.errno != errno.EBADF:  # the listing's own descriptor is gone already
-                    raise
 
 
 def _reap() -> None:

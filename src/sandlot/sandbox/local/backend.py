@@ -8,47 +8,34 @@ import json
 import os
 import platform
 import secrets
-import socket
-import subprocess
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sandlot.cache import cache_dir
-from sandlot.errors import SandboxError, SandboxUnavailableError
-from sandlot.sandbox.base import AGENT_USER, Check, Running, SandboxSpec, Snapshot
+from sandlot.errors import SandboxUnavailableError
+from sandlot.sandbox.base import Check, Running, SandboxSpec, Snapshot
 from sandlot.sandbox.images import Image, ImageStore, reference
-from sandlot.sandbox.jail import cgroups, leftovers, tree, wire
-from sandlot.sandbox.local import image, limits, state
+from sandlot.sandbox.jail import cgroups, tree
+from sandlot.sandbox.local import attendant, image, limits, state
 from sandlot.sandbox.local.boot import boot
+from sandlot.sandbox.local.ids import AGENT_ID, Ids, candidates
 from sandlot.sandbox.local.sandbox import LocalSandbox
+from sandlot.sandbox.local.zygote import Zygote
 
-AGENT_ID = 1000
-_BASE_ID = 0x53420000
-"""First of the 65536 ids outside that a sandbox's ids are when the machine lets us map a range."""
-_PACKAGE = Path(__file__).resolve().parents[2]
-_START = """
-import sys, types
-for name, path in (("sandlot", sys.argv[1]), ("sandlot.sandbox", sys.argv[1] + "/sandbox")):
-    sys.modules[name] = types.ModuleType(name)  # the packages themselves would import much more than is needed
-    sys.modules[name].__path__ = [path]
-from sandlot.sandbox.jail.zygote import main
-main(int(sys.argv[2]), sys.argv[3])
-"""
 _SHM_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
 class _Machine:
-    """What was found at the start: id mapping (`range` or `single`) and limit tier."""
+    """What was found at the start: the ids of sandboxes and the tier of their limits."""
 
-    users: str
+    ids: Ids
     tier: limits.Tier
 
 
@@ -92,8 +79,7 @@ class LocalBackend:
         self._machine: _Machine | None = None
         self.run_dir = Path()
         self._lock_fd = -1
-        self._control: socket.socket | None = None
-        self._zygote: subprocess.Popen[bytes] | None = None
+        self._zygote: Zygote | None = None
         self._host_binds: list[tuple[str, str]] = []
         self._numbers = itertools.count(1)
         self._sandboxes: dict[str, LocalSandbox] = {}
@@ -101,23 +87,27 @@ class LocalBackend:
         self._stood_on: dict[str, tuple[str, ...]] = {}
         self._bases: dict[str, _Base] = {}
         self._images: ImageStore | None = None
+        self._attendant = attendant.find()
         self._flattening: dict[tuple[str, str], asyncio.Task[Image]] = {}
 
     async def create(self, spec: SandboxSpec) -> LocalSandbox:
         """See `SandboxBackend.create`."""
         machine = await asyncio.to_thread(self._start)
         identity = f"{next(self._numbers)}-{secrets.token_hex(4)}"
-        layers, base = await self._files(spec, machine.users)
+        layers, base = await self._files(spec, machine.ids)
         body = {
             "id": identity,
+            "run": str(self.run_dir),
             "dir": str(self.run_dir / identity),
-            "users": machine.users,
-            "base": _BASE_ID,
+            "owner": machine.ids.owner,
+            "users": machine.ids.users,
             "agent_id": AGENT_ID,
             "workdir": spec.workdir,
             "lowers": [*layers, *base.lowers[:-1]],
             "image": base.lowers[-1],
             "image_is_prepared": base.prepared,
+            "is_lasting": base.prepared and not layers,
+            "has_accounts": base.prepared and not layers and machine.ids.mapped_by != "helper",
             "binds": [*base.binds, *_binds(spec)],
             "limits": asdict(spec.limits),
             "shm_bytes": min(spec.limits.memory // 4, _SHM_BYTES),
@@ -127,22 +117,24 @@ class LocalBackend:
         facts = {
             "backend": self.name,
             "isolation": "namespaces",
-            "users": machine.users,
+            "users": machine.ids.users,
+            "ids_outside": machine.ids.outside(),
             "limits": machine.tier.facts(spec.limits),
             "network": spec.network,
             "seccomp": True,
             "image": spec.image if spec.snapshot is None else "snapshot",
         }
         about = {"image": facts["image"], "started": time.time(), "labels": dict(spec.labels)}
-        self._make_directory(body, machine.users, about)
+        self._make_directory(body, about)
         self._layers.update(layers)
         self._stood_on[identity], self._bases[identity] = layers, base
+        assert self._zygote is not None
         try:
-            owners = {"root": _BASE_ID, AGENT_USER: _BASE_ID + AGENT_ID} if machine.users == "range" else {}
-            sandbox = await boot(self._send, body, spec, facts, owners, base.env, self._on_end)
+            owners = machine.ids.outside() if machine.ids.owner is not None else {}
+            sandbox = await boot(self._zygote.boot, body, spec, facts, owners, base.env, self._on_end)
         except BaseException as error:
             if not isinstance(error, asyncio.CancelledError):
-                await asyncio.to_thread(leftovers.remove_sandbox, str(self.run_dir / identity))
+                await asyncio.to_thread(self._remove, "sandbox", str(self.run_dir / identity))
             del self._bases[identity]
             await asyncio.shield(self.release(self._stood_on.pop(identity)))
             raise
@@ -169,22 +161,15 @@ class LocalBackend:
         await asyncio.to_thread(self._stop)
 
     def trial(self, what: str, **details: Any) -> str | None:
-        """Run a trial of `jail.probe` in a child of the zygote; why it failed, None when it works. Blocks."""
-        ours, theirs = wire.packet_pair()
-        with ours:
-            with theirs:
-                self._send_op(b"p", {"what": what, **details}, [theirs.fileno()])
-            ours.settimeout(20)
-            try:
-                answer, _ = wire.receive_packet(ours)
-            except TimeoutError:
-                return "it did not end within 20 s"
-        return "it was killed" if answer is None else answer["error"]
+        """See `Zygote.trial`."""
+        assert self._zygote is not None
+        return self._zygote.trial(what, **details)
 
     def _start(self) -> _Machine:
         with self._guard:
             if self._machine is not None:
-                self._revive()
+                assert self._zygote is not None
+                self._zygote.revive()
                 return self._machine
             if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
                 raise SandboxUnavailableError(
@@ -206,18 +191,21 @@ class LocalBackend:
             if (refused := self.trial("namespaces")) is not None:
                 self._stop()
                 raise SandboxUnavailableError(state.namespaces_cure(refused))
-            users = "range" if os.geteuid() == 0 and self.trial("range", base=_BASE_ID) is None else "single"
+            ids = next(i for i in candidates() if i.mapped_by == "self" or self.trial("ids", ids=asdict(i)) is None)
             trial = self.run_dir / "trial"
             for name in ("lower", "upper", "work", "root"):
                 (trial / name).mkdir(parents=True)
-            refused = self.trial("overlay", directory=str(trial), users=users)
+            refused = self.trial("overlay", directory=str(trial), ids=asdict(ids))
             tree.remove(str(trial))
             if refused is None:
-                owner = _BASE_ID if users == "range" else None
-                self._host_binds = image.make_skeleton(self.run_dir / "host", owner, AGENT_ID)
+                assert self._zygote is not None
+                self._zygote.prepare(ids)
+                for name in ("root", "image", "spares"):  # see `jail.ground`
+                    (self.run_dir / name).mkdir(mode=0o700)
+                self._host_binds = image.make_skeleton(self.run_dir / "host", ids.owner, AGENT_ID)
                 tier = limits.detect().below(f"sandlot-{self.run_dir.name}")
                 cgroups.make_parents([str(path) for path in tier.parents.values()], str(self.run_dir / "groups"))
-                return _Machine(users, tier)
+                return _Machine(ids, tier)
             why = f"{parent}: {refused}"
             self._stop()
         raise SandboxUnavailableError(
@@ -227,43 +215,9 @@ class LocalBackend:
 
     def _open_run(self, parent: Path) -> None:
         self.run_dir, self._lock_fd = state.open_run(parent)
-        self._start_zygote()
+        self._zygote = Zygote(self.run_dir, self._lock_fd)
 
-    def _start_zygote(self) -> None:
-        ours, theirs = socket.socketpair()
-        command = [sys.executable, "-I", "-S", "-X", "utf8", "-c", _START]
-        with theirs:
-            self._zygote = subprocess.Popen(
-                [*command, str(_PACKAGE), str(theirs.fileno()), str(self.run_dir)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env={},
-                cwd="/",
-                pass_fds=[theirs.fileno(), self._lock_fd],
-                start_new_session=True,
-            )
-        ours.settimeout(20)
-        self._control = ours
-
-    def _revive(self) -> None:
-        """A zygote that was killed is replaced; its sandboxes live on with their keepers."""
-        if self._zygote is None or self._zygote.poll() is not None:
-            if self._control is not None:
-                self._control.close()
-            self._start_zygote()
-
-    def _send(self, body: dict[str, Any], fds: Sequence[int]) -> None:
-        self._send_op(b"c", body, fds)
-
-    def _send_op(self, op: bytes, body: dict[str, Any], fds: Sequence[int]) -> None:
-        assert self._control is not None
-        try:
-            wire.send_request(self._control, op, body, fds)
-        except (OSError, TimeoutError) as error:
-            raise SandboxError(f"the process that forks sandboxes is gone ({error}); try again") from error
-
-    async def _files(self, spec: SandboxSpec, users: str) -> tuple[tuple[str, ...], _Base]:
+    async def _files(self, spec: SandboxSpec, ids: Ids) -> tuple[tuple[str, ...], _Base]:
         """(snapshot layers, what lies below them) of a spec."""
         _check(spec)
         if spec.snapshot is not None:
@@ -274,27 +228,27 @@ class LocalBackend:
             return (), _Base((str(self.run_dir / "host"),), True, tuple(self._host_binds))
         if not await asyncio.to_thread(_is_packed, spec.image):
             return (), _Base((spec.image,), False)
-        if self._images is None:
-            owner = _BASE_ID if users == "range" else None
-            directory = (self._state_dir or cache_dir()) / "images"
-            self._images = ImageStore(directory, owner, AGENT_ID, max_bytes=self._image_cache)
         key = (spec.image, spec.workdir)
         if key not in self._flattening:  # one thread waits for it, however many sandboxes do
-            self._flattening[key] = asyncio.create_task(asyncio.to_thread(self._images.get, *key))
+            self._flattening[key] = asyncio.create_task(asyncio.to_thread(self._get_image, ids, *key))
             self._flattening[key].add_done_callback(lambda _: self._flattening.pop(key))
         image = await asyncio.shield(self._flattening[key])
         return (), _Base(image.lowers, True, (), image.env)
 
-    def _make_directory(self, body: dict[str, Any], users: str, about: dict[str, Any]) -> None:
+    def _get_image(self, ids: Ids, name: str, workdir: str) -> Image:
+        directory = (self._state_dir or cache_dir()) / "images"
+        if self._attendant is not None and ids.mapped_by == "helper":
+            return self._attendant.get_image(directory, self._image_cache, name, workdir)
+        with self._guard:
+            if self._images is None:
+                self._images = ImageStore(directory, ids.owner, AGENT_ID, max_bytes=self._image_cache)
+        return self._images.get(name, workdir)
+
+    def _make_directory(self, body: dict[str, Any], about: dict[str, Any]) -> None:
         directory = Path(body["dir"])
         directory.mkdir(mode=0o700)
-        for name in ("upper", "work", "root", "image"):
-            (directory / name).mkdir(mode=0o755)
-        if users == "range":
-            os.chown(directory / "upper", _BASE_ID, _BASE_ID)
+        about["groups"] = list(body["cgroups"].values())
         (directory / "about.json").write_text(json.dumps(about))
-        if body["cgroups"]:
-            (directory / "groups").write_text("\n".join(body["cgroups"].values()))
 
     async def _on_end(self, sandbox: LocalSandbox, keep_files: bool) -> Snapshot | None:
         """Forget a sandbox whose keeper is gone; freeze its files, or make sure that they are gone."""
@@ -308,7 +262,7 @@ class LocalBackend:
             snapshot = LocalSnapshot(self, (frozen, *stood_on), base)
             self._layers.update(snapshot.layers)
         if state.present(self.run_dir / sandbox.id):  # the keeper was killed, or left the rest of a snapshot
-            await asyncio.to_thread(leftovers.remove_sandbox, str(self.run_dir / sandbox.id))
+            await asyncio.to_thread(self._remove, "sandbox", str(self.run_dir / sandbox.id))
         await self.release(stood_on)
         return snapshot
 
@@ -318,10 +272,13 @@ class LocalBackend:
             self._layers[layer] -= 1
             if self._layers[layer] <= 0:
                 del self._layers[layer]
-                await asyncio.to_thread(tree.remove, layer)
+                await asyncio.to_thread(self._remove, "tree", layer)
 
     def _sweep(self) -> int:
-        return sum(state.sweep(parent) for parent in self._parents())
+        return sum(state.sweep(parent, self._remove) for parent in self._parents())
+
+    def _remove(self, what: str, path: str) -> int:
+        return attendant.remove(what, path, self._attendant)
 
     def _parents(self) -> list[Path]:
         """Where runs keep their state; a later one is taken when an earlier one cannot hold an overlay."""
@@ -334,17 +291,15 @@ class LocalBackend:
         if self._images is not None:
             self._images.close()
             self._images = None
-        if self._control is not None:
-            self._control.close()
-            self._control = None
         if self._zygote is not None:
-            with suppress(subprocess.TimeoutExpired):
-                self._zygote.wait(30)
+            self._zygote.stop()
             self._zygote = None
         if self._lock_fd >= 0:
-            leftovers.remove_run(str(self.run_dir))
+            self._remove("run", str(self.run_dir))
             os.close(self._lock_fd)
             self._lock_fd = -1
+        if self._attendant is not None:
+            self._attendant.close()
         self._machine = None
 
 
@@ -371,7 +326,7 @@ def _is_packed(image: str) -> bool:
         return True
     if not path.is_absolute() or not path.exists():
         raise SandboxUnavailableError(
-            f"image {image!r} is neither `host`, nor a name as Docker takes it, nor an absolute path of a root directory, "
-            "rootfs archive, OCI layout or docker-archive"
+            f"image {image!r} is neither `host`, nor a name as Docker takes it, nor an absolute path of a root "
+            "directory, rootfs archive, OCI layout or docker-archive"
         )
     return not path.is_dir() or (path / "index.json").is_file()

@@ -48,8 +48,8 @@ _WRITTEN = {
 def make_skeleton(root: Path, owner: int | None, agent_id: int) -> list[tuple[str, str]]:
     """Build the skeleton at `root`; the (source, path inside) of what is to be mounted read-only on it.
 
-    All of it is owned by `owner` if given, the home of the agent by the agent's id above that. Users and homes are
-    there already, so that a boot changes nothing but the work directory. What not everybody may read is left out.
+    All of it is owned by `owner` if given, the agent's home and the usual work directory by the agent's id above that.
+    They are there already, so that a boot changes nothing. What not everybody may read is left out.
     """
     binds: list[tuple[str, str]] = []
     root.mkdir(mode=0o755)
@@ -74,6 +74,7 @@ def make_skeleton(root: Path, owner: int | None, agent_id: int) -> list[tuple[st
         "var/tmp",
         "var/lib",
         "mnt",
+        "workspace",
     ):
         (root / name).mkdir(parents=True)
     (root / "var/run").symlink_to("/run")
@@ -95,7 +96,8 @@ def make_skeleton(root: Path, owner: int | None, agent_id: int) -> list[tuple[st
         (root / name).chmod(0o1777)
     (root / "root").chmod(0o700)
     if owner is not None:
-        os.chown(root / "home/agent", owner + agent_id, owner + agent_id)
+        for name in ("home/agent", "workspace"):
+            os.chown(root / name, owner + agent_id, owner + agent_id)
     return binds
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sandlot.sandbox.base import Limits
-from sandlot.sandbox.jail import cgroups
+from sandlot.sandbox.jail import cgroups, wire
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def _works(tier: Tier) -> bool:
     parents = [str(path) for path in run.parents.values()]
     try:
         cgroups.make_parents(parents, os.devnull)
-        cgroups.create(groups, {"memory": 1 << 30, "processes": 64, "cpu": 1.0}).close()
+        wire.close_all(cgroups.create(groups, {"memory": 1 << 30, "processes": 64, "cpu": 1.0}).files())
     except OSError:
         return False
     finally:

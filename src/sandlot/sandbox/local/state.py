@@ -6,12 +6,12 @@ import fcntl
 import json
 import os
 import secrets
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from sandlot.cache import locked
 from sandlot.sandbox.base import Running
-from sandlot.sandbox.jail import leftovers
 
 
 def open_run(parent: Path) -> tuple[Path, int]:
@@ -37,8 +37,8 @@ def present(path: Path) -> bool:
     return os.path.lexists(path)
 
 
-def sweep(parent: Path) -> int:
-    """Remove the directories of runs that nobody holds any more; how many sandboxes that were.
+def sweep(parent: Path, remove: Callable[[str, str], int]) -> int:
+    """Have `remove("run", path)` remove each run that nobody holds any more; how many sandboxes that were.
 
     A run is held by a lock that its Sandlot process and zygote share; the kernel frees it when both are dead, and it
     holds across containers that share the directory, where process numbers would lie.
@@ -58,7 +58,7 @@ def sweep(parent: Path) -> int:
             except BlockingIOError:
                 continue
             else:
-                removed += leftovers.remove_run(str(run))
+                removed += remove("run", str(run))
             finally:
                 if fd >= 0:
                     os.close(fd)
