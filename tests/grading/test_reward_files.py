@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sandlot.errors import GradingError
 from sandlot.grading.credit import weighted
@@ -35,6 +39,25 @@ def test_what_is_no_reward(data: bytes) -> None:
 def test_what_is_no_object_of_rewards(data: bytes) -> None:
     with pytest.raises(ValueError):
         read_rewards("reward.json", data)
+
+
+NUMBERS = st.floats() | st.integers() | st.booleans() | st.none() | st.text(max_size=5)
+
+
+@given(
+    st.binary(max_size=60)
+    | NUMBERS.map(lambda value: str(value).encode())
+    | st.dictionaries(st.text(max_size=5), NUMBERS).map(lambda value: json.dumps(value).encode())
+    | st.integers(1, 100_000).map(lambda depth: b"[" * depth)
+)
+def test_a_reward_file_holds_numbers_from_0_to_1_or_is_none(data: bytes) -> None:
+    for name in ("reward.json", "reward.txt"):
+        try:
+            rewards = read_rewards(name, data)
+        except ValueError:
+            continue
+        assert rewards
+        assert all(0 <= number <= 1 for number in rewards.values())
 
 
 def test_one_number_of_several() -> None:

@@ -5,11 +5,12 @@ Skipped without the package; `test_swebench_rows.py` runs this in an environment
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from sandlot.errors import FailureKind
+from sandlot.errors import FailureKind, GradingError
 from sandlot.grading import Verdict, grade
 from sandlot.grading.swebench import has_swebench, official
 from sandlot.sandbox import SandboxBackend
@@ -64,3 +65,16 @@ async def test_a_log_of_the_official_form() -> None:
     grading = SwebenchGrading(b"", ("t.py::a",), log_parser="parse_log_pytest")
     log = "PASSED t.py::a\nFAILED t.py::b - assert 0\nSKIPPED [1] t.py:3: no\nXFAIL t.py::c\n"
     assert official(grading, log) == {"t.py::a": "passed", "t.py::b": "failed", "t.py::c": "skipped"}
+
+
+JUNK = ("", "\x00", "PASSED", "[", "PASSED \nFAILED", "... ok\n" * 3, "test_x (m.C) ... ", "--- FAIL: ", "{" * 5000)
+
+
+async def test_no_parser_makes_a_pass_of_junk_or_breaks_grading() -> None:
+    from swebench.harness.log_parsers import PARSER_REGISTRY
+
+    for parser in PARSER_REGISTRY:
+        grading = SwebenchGrading(b"", ("t.py::a",), log_parser=parser)
+        for log in JUNK:
+            with suppress(GradingError):  # which leaves the patch ungraded
+                assert official(grading, log).get("t.py::a") != "passed"

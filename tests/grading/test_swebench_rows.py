@@ -7,9 +7,11 @@ import os
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from sandlot.errors import FailureKind
 from sandlot.grading import grade
 from sandlot.grading.cheats import CHEATS
 from sandlot.grading.check import check_task
@@ -65,6 +67,25 @@ async def test_without_the_package_only_pytests_names_can_be_graded(
     verdict = await grade(other, b"", backend)
     assert verdict.reward is None
     assert "pip install 'sandlot[swebench]'" in verdict.detail
+
+
+async def test_a_parser_that_breaks_is_the_graders_fault(
+    backend: SandboxBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(log: str, spec: object) -> dict[str, str]:
+        raise IndexError("list index out of range")
+
+    class TestSpec:
+        def __init__(self, **facts: object) -> None: ...
+
+    modules = {
+        "swebench.harness.log_parsers": {"PARSER_REGISTRY": {"x": breaks}},
+        "swebench.types": {"TestSpec": TestSpec},
+    }
+    monkeypatch.setattr("sandlot.grading.swebench.import_module", lambda name: SimpleNamespace(**modules[name]))
+    verdict = await grade(by_log(TASKS["parse__parse-1.20.2"], "x"), b"", backend)
+    assert (verdict.reward, verdict.failure) == (None, FailureKind.GRADER_ERROR)
+    assert "the log parser x failed on the log of the tests: IndexError" in verdict.detail
 
 
 async def test_the_rows_are_what_the_data_set_would_hold() -> None:

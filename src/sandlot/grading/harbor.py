@@ -89,7 +89,7 @@ def read_rewards(name: str, data: bytes) -> dict[str, float]:
     try:
         text = data.decode("utf-8").strip()
         value: Any = json.loads(text) if name.endswith(".json") else {"reward": float(text)}
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ValueError(f"{data[:80]!r} is no reward") from None
     if not isinstance(value, dict) or not value:
         raise ValueError("must be an object of numbers")

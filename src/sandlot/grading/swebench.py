@@ -92,5 +92,8 @@ def official(grading: SwebenchGrading, log: str) -> dict[str, str]:
         instance_id="", image="", eval_script_list=[], repo="", version="", FAIL_TO_PASS=list(grading.fail_to_pass),
         PASS_TO_PASS=list(grading.pass_to_pass), log_parser=grading.log_parser,
     )  # fmt: skip
-    found = parsers[grading.log_parser](log, spec)
+    try:
+        found = parsers[grading.log_parser](log, spec)
+    except Exception as error:
+        raise GradingError(f"the log parser {grading.log_parser} failed on the log of the tests: {error!r}") from error
     return {str(name): _STATUSES.get(str(status), "failed") for name, status in found.items()}
