@@ -131,6 +131,18 @@ async def test_a_long_history_is_summarised_only_where_that_is_wanted(
     await proven(rig, 3 if harness._compaction else 1)
 
 
+async def test_a_refused_history_is_summarised(make_rig: MakeRig, tmp_path: Path) -> None:
+    """The gateway's word for a full context is the one by which Claude Code compacts."""
+    harness = ClaudeCode(bare=True, compaction=True)
+    said = [shell_call(harness, "seq 1 3900"), shell_call(harness, "seq 1 3000"), "<summary>All is said.</summary>"]
+    rig = await make_rig(in_turn(said), max_context=30_000)
+    await run(rig, harness, tmp_path)
+    assert [kind for kind, _ in rig.kept.events] == ["context_overflow"]
+    first, second, summary, last = rig.session.turns
+    assert [first.parent, second.parent, summary.parent, last.parent] == [None, first.id, first.id, None]
+    await proven(rig, 3)
+
+
 @pytest.mark.parametrize(
     ("harness", "where"),
     [
