@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 from sandlot.cli.app import app
 from sandlot.config import GradingConfig, RunConfig, load_config
 from sandlot.errors import ConfigError
-from sandlot.rollout.run import planned
 from sandlot.tasks import GradingOptions
 from sandlot.tasks.checked import checked_options
 from sandlot.tasks.convert import write_rows
@@ -75,12 +74,6 @@ def test_what_is_no_setting_is_refused(key: str, value: object) -> None:
         load_config(None, {"grading": {key: value}})
     with pytest.raises(ValueError, match=key):
         checked_options({key: value})
-
-
-def test_a_run_grades_its_tasks_so() -> None:
-    tasks, specs = planned(RunConfig(only=("page-count",), grading=GradingConfig(credit="fraction", timeout=9.0)))
-    assert [task.options for task in tasks] == [GradingOptions("fraction", timeout=9.0)]
-    assert specs[0].task is tasks[0]
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ def solving(task: Task) -> list[str]:
 
 async def test_a_solving_episode_is_graded_audited_and_finished(make_runner: MakeRunner, task: Task) -> None:
     said = solving(task)
-    runner = await make_runner(lambda prompt, number: said[number])
+    runner = await make_runner(lambda prompt, number: said[number], grading={"timeout": 55})
     spec = Episode(task, "tiny", 0)
     result = await runner(spec)
     assert (result.state, result.failure, result.turns) == ("solved", None, 3)
@@ -46,6 +46,7 @@ async def test_a_solving_episode_is_graded_audited_and_finished(make_runner: Mak
     content = read_journal(runner.run.journal_path(spec.id))
     assert content.sealed is not None
     assert content.sealed.verdict["tests"]
+    assert content.sealed.verdict["evidence"]["options"]["timeout"] == 55.0
     assert "passed" in runner.gateway.policy.format.decode(content.turns[2].new_ids.tolist())
     assert runner.gateway.sessions == {}
 

@@ -159,7 +159,8 @@ class EpisodeRunner:
                     ended.patch = await capture(sandbox, prepared, workdir=task.workdir)
             phase(spec.id, "grading")
             with ended.timed("grade"):
-                ended.verdict = await grade(task, ended.patch, self.backend, spec=SandboxSpec(limits=self._limits()))
+                options, limits = self.config.grading.over(task.options), SandboxSpec(limits=self._limits())
+                ended.verdict = await grade(task, ended.patch, self.backend, spec=limits, options=options)
         finally:
             ended.facts["stopped_by"] = opened.session.counters.stopped_by
             ended.facts["calls"] = dict(opened.session.counters.calls)

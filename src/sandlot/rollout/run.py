@@ -7,7 +7,6 @@ import os
 import platform
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -38,11 +37,7 @@ def planned(config: RunConfig) -> tuple[list[Task], list[Episode]]:
     tasks = load_tasks(config.tasks)
     if unknown := set(config.only) - {task.id for task in tasks}:
         raise ConfigError(f"there is no task called {sorted(unknown)[0]!r} in {config.tasks}")
-    tasks = [
-        replace(task, options=config.grading.over(task.options))
-        for task in tasks
-        if not config.only or task.id in config.only
-    ]
+    tasks = [task for task in tasks if not config.only or task.id in config.only]
     specs = [
         Episode(task, harness, attempt)
         for attempt in range(config.attempts)
