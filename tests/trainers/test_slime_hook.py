@@ -19,11 +19,13 @@ from sandlot.engine.process import EngineProcess
 from sandlot.errors import ConfigError, EngineError, SandboxError, SandlotError
 from sandlot.harness import HARNESSES
 from sandlot.rollout import episode
+from sandlot.rollout.dialogue import dialogue
 from sandlot.rollout.scripts import idle_scripts, solution_scripts
 from sandlot.tasks import load_tasks
 from sandlot.trainers import slime, slime_hook, vime
 from sandlot.trainers.live import read_rollout_file
 from sandlot.trainers.slime_hook import reward_post_process
+from sandlot.trajectory.journal import read_journal
 from support.slime_sample import StandIn, arguments, needs_reward_model, sampling_params, train_data
 from support.toy_model import make_toy_model
 
@@ -278,6 +280,13 @@ async def test_real_agents_give_rows_that_train(args: SimpleNamespace, agent: st
     data = train_data(args, [[rows]], reward_post_process)
     assert all(sum(mask) > 0 for mask in data["loss_masks"])
     assert data["rewards"] == [0.0] * len(rows)
+    rollouts = (await slime_hook._states[asyncio.get_running_loop()]).rollouts
+    turns = read_journal(rollouts.run.journal_path(rows[0].metadata["sandlot"]["episode_id"])).turns
+    exchanges = list(dialogue(turns, rollouts.policy.format))
+    assert all(exchange.heard for exchange in exchanges)  # what the real agent sent is read back from the ids
+    results = [m.text for exchange in exchanges for m in exchange.heard or () if m.role == "tool"]
+    assert len(results) == sum(len(exchange.calls) for exchange in exchanges)
+    assert any("passed" in text for text in results)
 
 
 # -- what stops everything is said at once ----------------------------------------------------------------------------

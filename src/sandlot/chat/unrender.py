@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from itertools import islice, product
 
 from sandlot.chat.base import ChatFormat
 from sandlot.chat.messages import Message, Role
@@ -17,16 +17,11 @@ from sandlot.errors import ModelError
 _TRIES = 16
 """Ways to divide one text that are tried; there are several only where a text contains the template's markup."""
 
-_FIRST: tuple[tuple[Role, ...], ...] = (
-    ("user",),
-    ("system", "user"),
-    ("system", "user", "user"),
-    ("system", "user", "user", "user"),
-)
-"""How a conversation begins."""
+_SENT: tuple[Role, ...] = ("user", "system")
+"""Who an agent speaks as; some agents give later instructions as system messages."""
 _RESULT: tuple[Role, ...] = ("tool",)
-_THEN: tuple[tuple[Role, ...], ...] = ((), ("user",), ("user", "user"), ("system",), ("system", "user"))
-"""What comes after the results of calls, if there were any."""
+_MOST_FIRST, _MOST_THEN = 4, 2
+"""How many messages follow the system message of a first prompt, and the results of calls, at most."""
 
 Render = Callable[[Sequence[Message]], Sequence[int] | None]
 
@@ -43,8 +38,8 @@ def unrender_tail(
         return fmt.extend(last_output, call_names, messages, ())
 
     results = _RESULT * len(call_names)
-    shapes = [(*results, *rest) for rest in _THEN] + [rest for rest in _THEN if results]
-    for shape in filter(None, shapes):
+    then = [shape for count in range(_MOST_THEN + 1) for shape in product(_SENT, repeat=count)]
+    for shape in filter(None, dict.fromkeys([*((*results, *rest) for rest in then), *then])):
         readings = _readings(fmt, render, shape, new_ids)
         if found := {messages for messages in readings if list(_ids(render, messages)) == list(new_ids)}:
             return found.pop() if len(found) == 1 else None
@@ -66,10 +61,11 @@ def unrender_prompt(fmt: ChatFormat, ids: Sequence[int]) -> tuple[Message, ...] 
             return list(_ids(render, messages)) == list(ids)
         # All but the system message, since the tools beside it are not known.
         again = list(_ids(render, (Message("system", _mark(0)), *messages[1:])))
-        rest = fmt.decode(again).partition(_mark(0))[2]
-        return bool(rest) and fmt.decode(_common_end(again, ids)).endswith(rest)
+        after = fmt.decode(again).partition(_mark(0))[2]
+        return bool(after) and fmt.decode(_common_end(again, ids)).endswith(after)
 
-    for shape in _FIRST:
+    rest = [shape for count in range(1, _MOST_FIRST + 1) for shape in product(_SENT, repeat=count)]
+    for shape in (("user",), *(("system", *shape) for shape in rest)):
         if found := {messages for messages in _readings(fmt, render, shape, ids) if proven(messages)}:
             return found.pop() if len(found) == 1 else None
     return None
