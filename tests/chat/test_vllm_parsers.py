@@ -1,33 +1,64 @@
-"""vLLM's own parsers, where vLLM is installed."""
+"""vLLM's own parsers, in the environment that has vLLM."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+import sandlot
+from sandlot.chat.format import load_chat_format
+from sandlot.errors import ConfigError
+from support.chat_templates import SHAPES, write_chat_dir
+from support.engines import VLLM_PYTHON
+
+CALL = '<tool_call>\n{"name": "read", "arguments": {"path": "a.py"}}\n</tool_call>'
+READ = """
+import json, sys
+from dataclasses import asdict
 from sandlot.chat.format import load_chat_format
 from sandlot.chat.messages import Message, Tool
 from sandlot.errors import ConfigError
-from support.chat_templates import SHAPES, write_chat_dir
 
-TOOLS = (Tool("read", "Read a file.", {"type": "object", "properties": {"path": {"type": "string"}}}),)
-USER = Message("user", "Fix the bug.")
-CALL = '<tool_call>\n{"name": "read", "arguments": {"path": "a.py"}}\n</tool_call>'
+directory, *texts = sys.argv[1:]
+tools = (Tool("read", "Read a file.", {"type": "object", "properties": {"path": {"type": "string"}}}),)
+plain, chat = load_chat_format(directory), load_chat_format(directory, parser="vllm:hermes+qwen3")
+prompt = chat.render([Message("user", "Fix the bug.")], tools)
+told = [asdict(chat.parse(plain.tokenizer.encode(text), prompt, tools, truncated=False)) for text in texts]
+try:
+    load_chat_format(directory, parser="vllm:nobody")
+except ConfigError as error:
+    told.append(str(error))
+print(json.dumps(told))
+"""
 
 
-def test_vllm_parsers(tmp_path: Path) -> None:
+@pytest.mark.vllm
+@pytest.mark.slow
+@pytest.mark.skipif(VLLM_PYTHON is None, reason="SANDLOT_TEST_VLLM_PYTHON names no interpreter with vLLM")
+def test_answers_are_read_as_vllm_reads_them(tmp_path: Path) -> None:
     path = write_chat_dir(tmp_path / "m", SHAPES["embedded"])
-    if find_spec("vllm") is None:
-        with pytest.raises(ConfigError, match="needs vllm in Sandlot's own environment: pip install vllm"):
-            load_chat_format(path, parser="vllm:hermes+qwen3")
-        pytest.skip("vLLM is not installed here; its parsers are tried where it is")
-    chat = load_chat_format(path, parser="vllm:hermes+qwen3")
-    prompt = chat.render([USER], TOOLS)
-    text = f"<think>\nplan\n</think>\n\nI look.\n{CALL}"
-    output = chat.encode("") + load_chat_format(path).tokenizer.encode(text)  # type: ignore[attr-defined]
-    reply = chat.parse(output, prompt, TOOLS, truncated=False)
-    assert [(c.name, c.arguments, c.status) for c in reply.calls] == [("read", {"path": "a.py"}, "ok")]
-    assert reply.text.strip() == "I look."
-    assert reply.reasoning.strip() == "plan"
+    texts = [f"<think>\nplan\n</think>\n\nI look.\n{CALL}", CALL.replace("read", "raed"), "Just <tool_call> text."]
+    env = {**os.environ, "PYTHONPATH": str(Path(sandlot.__file__).parents[1])}
+    done = subprocess.run(
+        [str(VLLM_PYTHON), "-c", READ, str(path), *texts], capture_output=True, text=True, check=False, env=env
+    )
+    assert done.returncode == 0, done.stderr
+    called, unknown, text, refused = json.loads(done.stdout.splitlines()[-1])
+    (call,) = called["calls"]
+    assert (call["name"], call["arguments"], call["status"]) == ("read", {"path": "a.py"}, "ok")
+    assert (called["text"].strip(), called["reasoning"].strip()) == ("I look.", "plan")
+    assert [c["status"] for c in unknown["calls"]] == ["unknown_tool"]
+    assert text["calls"] == []
+    assert "no parser called 'nobody'" in refused
+
+
+@pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed here")
+def test_without_vllm_it_is_said_what_is_missing(tmp_path: Path) -> None:
+    path = write_chat_dir(tmp_path / "m", SHAPES["embedded"])
+    with pytest.raises(ConfigError, match="needs vllm in Sandlot's own environment: pip install vllm"):
+        load_chat_format(path, parser="vllm:hermes+qwen3")
