@@ -29,6 +29,7 @@ from trl.experimental.async_grpo.async_grpo_trainer import AsyncGRPOTrainer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from sandlot.engine import SamplingParams
 from sandlot.rollout.outcome import EpisodeResult
 from sandlot.trainers.live import Done
 from sandlot.trainers.trl_worker import RolloutWorker, WorkerConfig
@@ -61,6 +62,7 @@ class MadeUp:
 
     def __init__(self, model: Qwen2ForCausalLM) -> None:
         self.tasks = {"t": SimpleNamespace(id="t", statement="Fix it.")}
+        self.sampling = SamplingParams()
         self.model = model
         self.count = 0
         self.version = "0"

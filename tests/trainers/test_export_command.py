@@ -75,6 +75,23 @@ def test_credit_counts_episodes_and_says_what_is_left_out(run_dir: Path) -> None
     assert alone["samples"] == 2
 
 
+def test_an_answer_that_was_asked_for_again_is_trained_only_by_choice(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with RunDir.create_or_continue(path, {}) as run, run.begin(SessionRecord(episode_id="a", group_id="g")) as journal:
+        builder = SessionBuilder()
+        builder.root((1, 2, 3), (9, 9), versions=(("0", 0, 2),))
+        again = builder.root((1, 2, 3), (4, 5), versions=(("0", 0, 2),))
+        builder.follow(again, (6,), (7,), versions=(("0", 0, 1),))
+        for turn in builder.turns:
+            journal.turn(turn)
+        journal.append(SealedRecord(reward=1.0))
+        run.complete("a")
+    for form in ("slime", "tinker"):
+        assert export(str(path), "--to", form)["trained_tokens"] == 3
+        assert export(str(path), "--to", form, "--abandoned", "train")["trained_tokens"] == 5
+    assert export(str(path), "--to", "parquet")["trained_tokens"] == 5
+
+
 def test_settings_of_a_form_and_of_the_run_are_used(run_dir: Path) -> None:
     told = export(str(run_dir), "--to", "prime-rl", "--set", "env_name=mine")
     trace = json.loads(Path(told["file"]).read_text().splitlines()[0])
@@ -93,6 +110,7 @@ def test_the_list_shows_every_form() -> None:
     [
         (["--to", "nonsense"], "no sandlot.trainers called 'nonsense'"),
         (["--to", "tinker", "--advantage", "best"], "--advantage is 'best'"),
+        (["--to", "slime", "--abandoned", "keep"], "--abandoned is 'keep'"),
         (["--to", "verl", "--set", "x"], "NAME=VALUE"),
         (["--to", "verl", "--set", "x=1"], "no option 'x'"),
         (["--to", "verl", "--set", "response_length=2"], "over 2"),

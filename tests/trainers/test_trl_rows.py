@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sandlot.engine import SamplingParams
 from sandlot.errors import FailureKind, SandlotError
 from sandlot.rollout.outcome import EpisodeResult
 from sandlot.train.credit import CreditConfig, credit
@@ -92,6 +93,7 @@ class FakeLive:
             "one": SimpleNamespace(id="one", statement="Fix it."),
             "two": SimpleNamespace(id="two", statement="x"),
         }
+        self.sampling = SamplingParams()
         self.fail = fail
         self.lost = lost
         self.count = 0
@@ -184,6 +186,23 @@ def test_what_ends_the_worker_is_told_to_the_trainer() -> None:
         worker.check_health(30)
     with pytest.raises(queue.Empty):
         worker.rollout_buffer.get_nowait()
+    worker.stop()
+
+
+@pytest.mark.parametrize(
+    ("sampling", "why"),
+    [({"temperature": 0.7}, "temperature 0.7 and the trainer divides logits by 1"), ({"top_p": 0.9}, "top_p = 1")],
+)
+def test_sampling_that_the_trainer_would_not_follow_is_refused(sampling: dict[str, float], why: str) -> None:
+    live = FakeLive()
+    live.sampling = SamplingParams(**sampling)  # type: ignore[arg-type]
+    worker = worker_of(live)
+    worker.start()
+    assert worker._thread is not None
+    worker._thread.join(10)
+    with pytest.raises(RuntimeError, match=why):
+        worker.check_health(30)
+    assert live.count == 0
     worker.stop()
 
 

@@ -31,6 +31,9 @@ def command(
     ] = "per_episode",
     branches: Annotated[str, typer.Option(help="Who is credited: all, main_only, by_share, turn_discount.")] = "all",
     gamma: Annotated[float, typer.Option(help="Discount per later turn, for turn_discount.")] = 1.0,
+    abandoned: Annotated[
+        str, typer.Option(help="Answers that the agent asked for again: drop, train (parquet, jsonl: always kept).")
+    ] = "drop",
     max_tokens: Annotated[int | None, typer.Option(help="Cut longer rows at whole turns.", min=1)] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="An option of the form: NAME=VALUE.")] = None,
     graded_only: Annotated[bool, typer.Option("--graded-only", help="Leave out ungraded samples.")] = False,
@@ -61,9 +64,10 @@ def command(
     with ticking("auditing") as tick:
         audit_run(opened, tick).raise_for_violations()
     own = to in ("parquet", "jsonl")
-    picked = _Picked(opened, ungraded=own and not graded_only)
+    config = _config(advantage, weights, branches, gamma, max_tokens, abandoned)
+    picked = _Picked(opened, ungraded=own and not graded_only, abandoned=own or abandoned == "train")
     if exporter.credited or (max_tokens is not None and not own):
-        picked.config = _config(advantage, weights, branches, gamma, max_tokens)
+        picked.config = config
     target = out or run / (f"export.{to}" if to == exporter.suffix else f"export.{to}.{exporter.suffix}")
     export = Export(
         picked.groups,
@@ -95,6 +99,7 @@ class _Picked:
 
     run: RunDir
     ungraded: bool
+    abandoned: bool
     config: CreditConfig | None = None
     samples: int = 0
     trained_tokens: int = 0
@@ -102,7 +107,7 @@ class _Picked:
 
     def groups(self) -> Iterator[Sequence[Sample]]:
         for group in self._credited() if self.config else self.run.sample_groups():
-            if chosen := [s for s in group if self.ungraded or s.reward is not None]:
+            if chosen := [s for s in group if self._takes(s)]:
                 self.samples += len(chosen)
                 self.trained_tokens += sum(int(s.loss_mask.sum()) for s in chosen)
                 yield chosen
@@ -111,6 +116,11 @@ class _Picked:
                 f"{self.run.path} holds no samples to export; run `sandlot view {self.run.path}` to see what became "
                 "of its episodes"
             )
+
+    def _takes(self, sample: Sample) -> bool:
+        from sandlot.train.episodes import abandoned
+
+        return (self.ungraded or sample.reward is not None) and (self.abandoned or not abandoned(sample))
 
     def _credited(self) -> Iterator[Sequence[Sample]]:
         from sandlot.train.credit import Outcome, credit_groups
@@ -152,7 +162,9 @@ def _options(settings: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _config(estimator: str, weights: str, branches: str, gamma: float, max_tokens: int | None) -> CreditConfig:
+def _config(
+    estimator: str, weights: str, branches: str, gamma: float, max_tokens: int | None, abandoned: str
+) -> CreditConfig:
     from sandlot.train.advantage import Estimator
     from sandlot.train.credit import Branches, CreditConfig, Weights
 
@@ -160,6 +172,7 @@ def _config(estimator: str, weights: str, branches: str, gamma: float, max_token
         ("--advantage", estimator, get_args(Estimator)),
         ("--weights", weights, get_args(Weights)),
         ("--branches", branches, tuple(b for b in get_args(Branches) if b != "turn_rewards")),
+        ("--abandoned", abandoned, ("drop", "train")),
     ):
         if value not in known:
             raise ConfigError(f"{flag} is {value!r}; it must be one of {', '.join(known)}")
@@ -167,6 +180,7 @@ def _config(estimator: str, weights: str, branches: str, gamma: float, max_token
         estimator=cast(Any, estimator),
         weights=cast(Any, weights),
         branches=cast(Any, branches),
+        abandoned=cast(Any, abandoned),
         gamma=gamma,
         max_tokens=max_tokens,
     )

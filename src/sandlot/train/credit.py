@@ -16,7 +16,7 @@ import numpy as np
 
 from sandlot.errors import ConfigError
 from sandlot.train.advantage import Estimator, advantages
-from sandlot.train.episodes import CreditError, Episode, Outcome, gather, trained_tokens
+from sandlot.train.episodes import CreditError, Episode, Outcome, abandoned, gather, trained_tokens
 from sandlot.train.overlong import cut_overlong
 from sandlot.train.turns import SPAN_ADVANTAGES, discounts, returns_to_go, with_span_advantages
 from sandlot.trajectory.sample import Sample
@@ -200,7 +200,7 @@ def _kept(rows: Sequence[Sample], config: CreditConfig) -> list[Sample]:
         if trained_tokens(row)
         and row.branch not in cut
         and (config.branches != "main_only" or row.branch == "main")
-        and (config.abandoned == "train" or not row.metadata.get("abandoned"))
+        and (config.abandoned == "train" or not abandoned(row))
     ]
 
 

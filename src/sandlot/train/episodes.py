@@ -53,6 +53,11 @@ class Episode:
         return sum(trained_tokens(row) for row in self.rows)
 
 
+def abandoned(sample: Sample) -> bool:
+    """Whether the row ends with an answer whose prompt was answered a second time and continued from there."""
+    return bool(sample.metadata.get("abandoned"))
+
+
 def trained_tokens(sample: Sample) -> int:
     return int(np.count_nonzero(sample.loss_mask))
 

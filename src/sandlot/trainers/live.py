@@ -14,6 +14,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -31,6 +32,7 @@ from sandlot.rollout.progress import Silent
 from sandlot.rollout.run import concurrency_of, expect_room
 from sandlot.sandbox import SANDBOXES, ExecResult, Layer, Sandbox, SandboxBackend
 from sandlot.tasks import Task, load_tasks
+from sandlot.train.episodes import abandoned
 from sandlot.trajectory.rundir import RunDir
 from sandlot.trajectory.sample import Sample
 from sandlot.trajectory.store import read_samples
@@ -43,7 +45,8 @@ class HookConfig(BaseModel):
     """The `[trainer]` table of a rollout file: what is not a setting of a run.
 
     `out` is where run directories are made; `engine_kind` the engine's protocol if not the trainer's usual one;
-    `harness_arguments` go to the agent's command line, at its end.
+    `harness_arguments` go to the agent's command line, at its end; `abandoned` says whether answers are trained that
+    the agent asked for again and did not go on from.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -51,6 +54,7 @@ class HookConfig(BaseModel):
     out: Path
     engine_kind: str | None = None
     harness_arguments: list[str] = []
+    abandoned: Literal["drop", "train"] = "drop"
 
 
 def read_rollout_file(path: Path) -> tuple[RunConfig, HookConfig]:
@@ -124,6 +128,7 @@ class LiveRollouts:
     layers: tuple[Layer, ...]
     tasks: Mapping[str, Task]
     stack: AsyncExitStack
+    abandoned: Literal["drop", "train"] = "drop"
     weight_version: str | None = None
     _slots: asyncio.Semaphore = field(init=False)
     _gateways: dict[SamplingParams, Gateway] = field(default_factory=dict)
@@ -151,7 +156,13 @@ class LiveRollouts:
             backend = SANDBOXES.get(config.sandbox)()
             stack.push_async_callback(backend.close)
             await backend.sweep()
-            yield cls(config, policy, backend, run, harness, layers, {t.id: t for t in tasks}, stack)
+            by_id = {task.id: task for task in tasks}
+            yield cls(config, policy, backend, run, harness, layers, by_id, stack, hook.abandoned)
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """What episodes are sampled with unless they ask for something else."""
+        return self.policy.sampling
 
     def task(self, task_id: str) -> Task:
         """The task a trainer's row names; `TaskError` when there is none."""
@@ -177,7 +188,8 @@ class LiveRollouts:
         samples: tuple[Sample, ...] = ()
         if result.samples and result.reward is not None:
             path = self.run.samples_path(result.episode_id)
-            samples = tuple(await asyncio.to_thread(lambda: list(read_samples(path))))
+            rows = await asyncio.to_thread(lambda: list(read_samples(path)))
+            samples = tuple(row for row in rows if self.abandoned == "train" or not abandoned(row))
         return Done(result, samples)
 
     async def announce(self, weight_version: str) -> None:

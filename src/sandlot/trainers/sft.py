@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sandlot.errors import ConfigError
-from sandlot.train.episodes import Episode, gather
+from sandlot.train.episodes import Episode, abandoned, gather
 from sandlot.trainers.base import Export, Exporter, Row, checked, plain_metadata
 from sandlot.trainers.spoken import spoken
 from sandlot.trajectory.sample import Sample
@@ -46,7 +46,7 @@ class Selection:
     def _keeps(self, row: Sample) -> bool:
         return (
             row.status == "completed"
-            and not row.metadata.get("abandoned")
+            and not abandoned(row)
             and (self.max_tokens is None or len(row.tokens) <= self.max_tokens)
             and (self.branches is None or row.branch in self.branches)
         )

@@ -12,6 +12,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from sandlot.engine import SamplingParams
 from sandlot.errors import ConfigError, FailureKind, MissingDependencyError, SandlotError
 from sandlot.rollout.outcome import EpisodeResult
 from sandlot.tasks import Task
@@ -32,6 +33,9 @@ class Live(Protocol):
     @property
     def tasks(self) -> Mapping[str, Task]: ...
 
+    @property
+    def sampling(self) -> SamplingParams: ...
+
     async def episode(self, task: Task) -> Done: ...
 
     async def announce(self, weight_version: str) -> None: ...
@@ -40,11 +44,13 @@ class Live(Protocol):
 @dataclass(frozen=True)
 class WorkerConfig:
     """`generations` episodes per group, `groups` groups at once. `token_budget` is the trainer's: longer rows are cut
-    at whole turns, because it would drop them. `queue_size` bounds the rows that wait."""
+    at whole turns, because it would drop them. `temperature` is the trainer's, by which it divides logits. `queue_size`
+    bounds the rows that wait."""
 
     generations: int = 8
     groups: int = 4
     token_budget: int | None = None
+    temperature: float = 1.0
     queue_size: int = 256
     credit: CreditConfig = field(default_factory=CreditConfig)
 
@@ -132,6 +138,7 @@ class RolloutWorker:
             await live.announce(str(self._version))
             if not live.tasks:
                 raise ConfigError("there are no tasks to roll out")
+            self._check(live.sampling)
             slots = asyncio.Semaphore(self.config.groups)
             try:
                 async with asyncio.TaskGroup() as running:
@@ -143,6 +150,16 @@ class RolloutWorker:
                 raise several.exceptions[0] from None
             finally:
                 self._live = None
+
+    def _check(self, sampling: SamplingParams) -> None:
+        """The trainer computes the same log-probabilities only of the distribution that was sampled from."""
+        if sampling.temperature != self.config.temperature:
+            raise ConfigError(
+                f"episodes are sampled at temperature {sampling.temperature:g} and the trainer divides logits by "
+                f"{self.config.temperature:g}: make sampling.temperature and the trainer's temperature the same"
+            )
+        if sampling.top_p != 1.0 or sampling.top_k not in (-1, 0):
+            raise ConfigError("the trainer's log-probabilities are over all tokens: sample with top_p = 1 and no top_k")
 
     async def _group(self, live: Live, task: Task, number: int) -> None:
         done = await asyncio.gather(*(self._episode(live, task) for _ in range(self.config.generations)))
