@@ -144,7 +144,7 @@ def taken_back(path: str, old: bytes | None = None, new: bytes | None = b"new") 
     ["tests/unit/test_a.py", "tests/helpers.py", "tests/new/x.txt", "tests", "src/pkg/test_inner.py", "src/pkg", "src",
      "conftest.py", "src/conftest.py", "pytest.ini", "a/.pytest.ini", "sitecustomize.py", "x.pth", "p.egg-info/x",
      "q.dist-info/entry_points.txt", "pytest.py", "_pytest/x.py", "lib/pluggy/__init__.py", "data/a.json", "golden/x",
-     "a/__pycache__/b.pyc"],
+     "a/__pycache__/b.pyc", ".venv/bin/python3", ".venv/pyvenv.cfg"],
 )  # fmt: skip
 def test_what_a_patch_may_not_decide(path: str) -> None:
     assert taken_back(path)

@@ -27,11 +27,11 @@ async def counterchecked(task: Task, verdict: Verdict, tests: Mapping[str, bytes
 
     What the known solution shows too is the tests' own way (they are of a library of objects that equal everything, or
     judge without asserting), so it speaks against nobody; but what it passes must not have been skipped. Without a
-    known solution expected values stay as they are, and a reward alone, without results of tests, is no evidence.
+    known solution assertions are negated and no more, and a reward alone, without results of tests, is no evidence.
     """
     known = task.gold_patch
     instead, functions = await asyncio.to_thread(
-        inverted, tests, _meant(task), seed=secrets.token_hex(8), expectations=known is not None
+        inverted, tests, _meant(task), seed=secrets.token_hex(8), exact=known is None
     )
     facts: dict[str, Any] = {"functions": len(functions)}
     evidence = {**verdict.evidence, "countercheck": facts}

@@ -52,13 +52,13 @@ class Edit:
 
 
 def inverted(
-    files: Mapping[str, bytes], names: frozenset[str] | None, *, seed: str, expectations: bool
+    files: Mapping[str, bytes], names: frozenset[str] | None, *, seed: str, exact: bool
 ) -> tuple[dict[str, bytes], set[str]]:
     """Those of `files` that change, inverted, and the names of the functions that were.
 
     `names` are the functions meant; None means all that are called like tests. A name of which one function cannot be
-    inverted is left out of the answer. `expectations` also changes expected values, which shows objects that equal
-    everything, but goes wrong on tests of a library of such objects.
+    inverted is left out of the answer. Otherwise than `exact` means other expected values and opposite operators: those
+    look like any test and show objects that equal everything, but go wrong where a library is about such objects.
     """
     found: dict[str, bytes] = {}
     done: set[str] = set()
@@ -67,7 +67,7 @@ def inverted(
         edits = []
         for function, text in _functions_of(path, source):
             if function.name in names if names is not None else _is_test(function.name):
-                edit = _edit(function, text, random.Random(f"{seed} {path} {function.lineno}"), expectations)
+                edit = _edit(function, text, random.Random(f"{seed} {path} {function.lineno}"), exact)
                 (done if edit else left).add(function.name)
                 edits += [edit] if edit else []
         if edits:
@@ -82,7 +82,7 @@ def applied(source: bytes, edits: Iterable[Edit]) -> bytes:
     return source
 
 
-def _edit(function: Function, text: _Text, chance: random.Random, expectations: bool) -> Edit | None:
+def _edit(function: Function, text: _Text, chance: random.Random, exact: bool) -> Edit | None:
     inside = list(_own_nodes(function))
     if any(isinstance(node, ast.Yield | ast.YieldFrom) for node in inside):
         return None
@@ -93,15 +93,15 @@ def _edit(function: Function, text: _Text, chance: random.Random, expectations: 
         statements = [s for s in function.body if isinstance(s, ast.Assert | ast.Expr)]
         chance.shuffle(statements)
         for statement in statements:
-            if edit := _turned(statement, text, chance, expectations):
+            if edit := _turned(statement, text, chance, exact):
                 return edit
     return _fails_at_once(function, text)
 
 
-def _turned(statement: ast.stmt, text: _Text, chance: random.Random, expectations: bool) -> Edit | None:
+def _turned(statement: ast.stmt, text: _Text, chance: random.Random, exact: bool) -> Edit | None:
     match statement:
-        case ast.Assert(test=ast.Compare(left=left, ops=[operator], comparators=[right])):
-            if expectations and isinstance(operator, ast.Eq) and (edit := _other_value((right, left), text, chance)):
+        case ast.Assert(test=ast.Compare(left=left, ops=[operator], comparators=[right])) if not exact:
+            if isinstance(operator, ast.Eq) and (edit := _other_value((right, left), text, chance)):
                 return edit
             pattern, other = _OPERATORS[type(operator)]
             return text.replaced(text.end(left), text.start(right), pattern, other)
@@ -112,7 +112,7 @@ def _turned(statement: ast.stmt, text: _Text, chance: random.Random, expectation
         case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id="self"), attr=method) as called, args=args)):
             if method not in _OTHER_METHOD or any(isinstance(argument, ast.Starred) for argument in args):
                 return None
-            if expectations and method == "assertEqual" and (edit := _other_value(args[1::-1], text, chance)):
+            if not exact and method == "assertEqual" and (edit := _other_value(args[1::-1], text, chance)):
                 return edit
             return text.replaced(text.end(called.value), text.end(called), rf"\b{method}\b", _OTHER_METHOD[method])
     return None

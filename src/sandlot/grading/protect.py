@@ -77,6 +77,8 @@ def _configures_runner(path: str, *, added: bool) -> bool:
     parts = PurePosixPath(path).parts
     if any(fnmatchcase(parts[-1], pattern) for pattern in _RUNNER_FILES):
         return True
+    if fnmatchcase("/".join(parts[-2:]), "bin/python*"):
+        return True
     if any(fnmatchcase(part, pattern) for part in parts for pattern in _RUNNER_DIRECTORIES):
         return True
     return added and any(part.partition(".")[0] in _RUNNER_MODULES for part in parts)

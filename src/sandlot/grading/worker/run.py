@@ -8,7 +8,6 @@ it sees how the tests' process ended.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import pwd
@@ -25,7 +24,7 @@ from typing import Any
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 _PR_SET_DUMPABLE = 4
-_LINE = 1 << 20
+_LINE = 16 << 20
 
 
 class Teller:
@@ -132,7 +131,11 @@ class Door:
             connection.close()
             return
         self._seen.add(pid)
-        talk = Talk(connection, str(len(self._seen)), self._teller)
+        try:
+            talk = Talk(connection, str(len(self._seen)), self._teller)
+        except OSError:  # gone again already
+            connection.close()
+            return
         self._selector.register(connection, selectors.EVENT_READ, talk)
 
 
@@ -146,7 +149,9 @@ def parent_of(pid: int) -> int:
 
 def close_up() -> None:
     """Let nobody trace this process, read its memory or open its descriptors by name."""
-    with suppress(Exception):
+    with suppress(Exception):  # an interpreter may lack the module
+        import ctypes
+
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     for fd in (0, 1):  # where a sandbox keeps them as files
         with suppress(OSError):
