@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,9 @@ AGENTS = [
     pytest.param(Codex(as_model="gpt-5.5"), id="codex-as-gpt"),
     *MINI,
 ]
+PNG = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAoAAAAKCAIAAAACUFjqAAAAEklEQVR4nGP4z8CAB+GTG8HSALfKY52fTcuYAAAAAElFTkSuQmCC"
+)
 ENDING: list[Any] = [
     pytest.param(harness, id=harness.name) for harness in (Codex(), OpenCode(), QwenCode(), GeminiCli(), MiniSweAgent())
 ]
@@ -154,6 +158,25 @@ async def test_a_session_in_the_path(make_rig: MakeRig, tmp_path: Path, harness:
     result = await _run(rig, harness, tmp_path, base=f"{rig.url}/s/{rig.session.id}")
     assert harness.failure(result) == (None, ""), result.text()
     assert len(rig.session.turns) == 2
+
+
+@pytest.mark.parametrize(
+    ("harness", "tool", "field"),
+    [(ClaudeCode(), "Read", "file_path"), (Codex(as_model="gpt-5.5"), "view_image", "path")],
+)
+async def test_an_image_is_left_out_with_a_note(
+    make_rig: MakeRig, tmp_path: Path, harness: Harness, tool: str, field: str
+) -> None:
+    image = tmp_path / "work" / "a.png"
+    image.parent.mkdir()
+    image.write_bytes(PNG)
+    look = call_text(tool, {field: str(image)}) + "\n" + shell_call(harness, "ls")
+    rig = await make_rig(in_turn([look, shell_call(harness, "ls -a"), "Done."]))
+    result = await _run(rig, harness, tmp_path)
+    assert harness.failure(result) == (None, ""), result.text()
+    assert "image left out: this model reads text only" in rig.engine.fmt.tokenizer.decode(rig.engine.prompts[1])
+    turns = rig.session.turns
+    assert [t.parent for t in turns] == [None, turns[0].id, turns[1].id]
 
 
 @pytest.mark.parametrize("harness", ENDING)
