@@ -1,31 +1,24 @@
-"""The sandbox in which one patch is graded: made, prepared, patched, and given the hidden tests."""
+"""The sandbox in which one patch is graded: given the hidden tests, and what runs them."""
 
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import secrets
-import tarfile
-from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
 from sandlot.errors import GradingError, SandboxError, SandboxLostError
 from sandlot.grading import runtime
 from sandlot.grading.protect import reverted, test_roots
 from sandlot.grading.witness import Report, control_source, doubts, read_report
-from sandlot.sandbox import AGENT_USER, ExecResult, Sandbox, SandboxBackend, SandboxSpec
-from sandlot.tasks.rows import test_checkouts
-from sandlot.tasks.task import PytestGrading, R2EGrading, SweProGrading, Task
-from sandlot.workspace import Patch, Prepared, apply_patch, prepare
+from sandlot.sandbox import AGENT_USER, ExecResult, Sandbox
+from sandlot.tasks.task import Task
+from sandlot.workspace import Prepared
 from sandlot.workspace.apply import Applied, File, write_files
 from sandlot.workspace.git import Change
-from sandlot.workspace.prepare import hidden_files_at
-from sandlot.workspace.snapshot import spool
 
 WORKER = "/opt/sandlot/grading"
 
@@ -231,88 +224,3 @@ class Bench:
 def _git_trusts_the_workdir() -> dict[str, str]:
     """Tests that call git find a workdir that is root's; git would refuse it without this."""
     return {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*"}
-
-
-def bench_spec(task: Task, spec: SandboxSpec | None) -> SandboxSpec:
-    """What the grading sandbox boots: the task's image without network, with pytest where it lacks it. Blocking."""
-    base = spec or SandboxSpec()
-    image = task.image
-    mounted = {layer.mount_point for layer in base.layers}
-    own = runtime.runtime_layers(image)
-    return replace(
-        base,
-        image=image,
-        workdir=task.workdir,
-        network="off",
-        snapshot=None,
-        layers=(*base.layers, *(layer for layer in own if layer.mount_point not in mounted)),
-        env={**base.env, **runtime.runtime_env(image)},
-        labels={**base.labels, "phase": "grade", "task": task.id},
-    )
-
-
-@asynccontextmanager
-async def opened(
-    task: Task, patch: Patch | bytes, backend: SandboxBackend, spec: SandboxSpec | None, evidence: dict[str, Any]
-) -> AsyncIterator[Bench]:
-    """A fresh sandbox with the task's workspace and the patch applied."""
-    boot = await asyncio.to_thread(bench_spec, task, spec)
-    async with await backend.create(boot) as sandbox:
-        evidence["sandbox"] = dict(sandbox.facts)
-        await sandbox.upload_tar(WORKER, _worker(), user="root")
-        checked_out = await _checked_out(sandbox, task)
-        prepared = await prepare(sandbox, task)
-        evidence["base_commit"], evidence["base_tree"] = prepared.base_commit, prepared.base_tree
-        applied = await apply_patch(sandbox, patch, prepared, workdir=task.workdir, exact=not task.setup)
-        evidence["applied"] = {
-            "ok": applied.ok,
-            "tree": applied.tree,
-            "reason": applied.reason,
-            "files": [change.path.decode("utf-8", "backslashreplace") for change in applied.changes],
-            "skipped": list(applied.skipped),
-        }
-        if not applied.ok:
-            raise GradingError(applied.reason)
-        yield Bench(task, sandbox, prepared, applied, evidence, checked_out)
-
-
-@cache
-def _worker() -> bytes:
-    """Our programs for the sandbox, as a tar."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        for file in sorted(Path(__file__).with_name("worker").glob("*.py")):
-            member = tarfile.TarInfo(file.name)
-            data = file.read_bytes()
-            member.size, member.mode = len(data), 0o644
-            tar.addfile(member, io.BytesIO(data))
-    return buffer.getvalue()
-
-
-async def _checked_out(sandbox: Sandbox, task: Task) -> dict[str, bytes]:
-    """Test files that are there only before the workspace is prepared: of another revision (`before_repo_set_cmd`), of
-    the base before the task's mutation, or of the image."""
-    grading = task.grading
-    if isinstance(grading, PytestGrading) and grading.base_files:
-        return await hidden_files_at(sandbox, task, "", grading.base_files)
-    if isinstance(grading, R2EGrading) and grading.image_tests:
-        return await _tests_of_image(sandbox, grading.image_tests)
-    files: dict[str, bytes] = {}
-    if isinstance(grading, SweProGrading):
-        for revision, paths in test_checkouts(grading.before_repo_set_cmd):
-            wanted = tuple(path for path in paths if path not in grading.files)
-            files.update(await hidden_files_at(sandbox, task, revision, wanted))
-    return files
-
-
-async def _tests_of_image(sandbox: Sandbox, directory: str) -> dict[str, bytes]:
-    """The regular files of a directory of the image, by their place in the workdir's `r2e_tests`."""
-    files: dict[str, bytes] = {}
-    stream = sandbox.download_tar(directory, exclude_names=("__pycache__",))
-    with await spool(stream) as tar, tarfile.open(fileobj=tar, mode="r:") as archive:
-        for member in archive:
-            if (file := archive.extractfile(member) if member.isreg() else None) is not None:
-                files[f"r2e_tests/{PurePosixPath(member.name)}"] = file.read()
-    if not files:
-        raise GradingError(f"the image holds no test in {directory}")
-    return files

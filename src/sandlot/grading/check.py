@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from sandlot.errors import GradingError, SandlotError
-from sandlot.grading.bench import bench_spec
 from sandlot.grading.cheats import CHEATS, Files, View, is_test_path
 from sandlot.grading.grade import grade
+from sandlot.grading.opening import bench_spec
 from sandlot.grading.verdict import Verdict
 from sandlot.sandbox import SandboxBackend
 from sandlot.tasks.task import GradingOptions, R2EGrading, Task

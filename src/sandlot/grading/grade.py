@@ -10,9 +10,10 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from sandlot.errors import FailureKind, SandlotError
-from sandlot.grading.bench import Bench, NothingReportedError, opened
+from sandlot.grading.bench import Bench, NothingReportedError
 from sandlot.grading.countercheck import counterchecked
 from sandlot.grading.flaky import repeated
+from sandlot.grading.opening import opened
 from sandlot.grading.verdict import Verdict
 from sandlot.registry import Registry
 from sandlot.sandbox import SandboxBackend, SandboxSpec
