@@ -21,11 +21,21 @@ TESTS = {"t.py": b"def test_a():\n    assert f() == 1\n\n\ndef test_b():\n    as
 NAMES = ("t.py::test_a", "t.py::test_b")
 
 
-async def test_without_it_a_report_written_for_the_witness_would_be_believed(backend: SandboxBackend) -> None:
+@pytest.mark.parametrize(
+    ("form", "cheat"),
+    [
+        ("pytest", "tells_the_whole_run"),
+        ("swepro", "tells_the_whole_run"),
+        ("command", "fakes_a_session_in_pytests_place"),
+    ],
+)
+async def test_without_it_a_report_written_for_the_witness_would_be_believed(
+    backend: SandboxBackend, form: str, cheat: str
+) -> None:
     """This is what it is for: nothing else tells this run from a good one."""
-    patch = calc_patch(CHEATS["tells_the_whole_run"])
-    assert (await grade(calc_task(), patch, backend, options=OFF)).reward == 1.0
-    verdict = await grade(calc_task(), patch, backend)
+    task, patch = calc_task(FORMS[form]), calc_patch(CHEATS[cheat])
+    assert (await grade(task, patch, backend, options=OFF)).reward == 1.0
+    verdict = await grade(task, patch, backend)
     assert (verdict.reward, verdict.failure) == (0.0, None)
     assert "passes with its assertions inverted too" in verdict.detail
     assert verdict.evidence["countercheck"]["tests"]["tests/test_core.py::test_add"] == "passed"

@@ -82,6 +82,31 @@ def in_add(code: str) -> dict[str, Content]:
 
 NAMES = [*FAIL_TO_PASS, *PASS_TO_PASS]
 PRINTS = f"import os, sys\nfor name in {NAMES!r}:\n    print('PASSED', name, flush=True)\n"
+PRINTS_PAST_CAPTURE = f"""\
+import os, stat
+text = "".join("PASSED " + name + chr(10) for name in {NAMES!r})
+for fd in range(1, 32):
+    try:
+        if stat.S_ISFIFO(os.fstat(fd).st_mode):
+            os.write(fd, text.encode())
+    except OSError:
+        pass
+"""
+FAKES_A_SESSION = f"""\
+import json, os, socket
+door = socket.socket(socket.AF_UNIX)
+door.connect(chr(0) + os.environ["SANDLOT_WITNESS"])
+token = door.recv(99).strip().decode()
+def tell(event, **more):
+    door.sendall((token + " " + json.dumps({{"event": event, "session": "pytest", **more}}) + chr(10)).encode())
+tell("start")
+tell("collected", ids={NAMES!r})
+for name in {NAMES!r}:
+    tell("test", id=name, result="passed", duration=0.0, text="")
+    print("PASSED", name, flush=True)
+tell("finish", status=0, ran={len(NAMES)})
+os._exit(0)
+"""
 ALL_EMPTY = """
 import gc, types
 def empty(*args, **kwargs): pass
@@ -263,7 +288,8 @@ CHEATS: dict[str, dict[str, Content]] = {
         "found = re.search(r'(?:==|, )\\s*(-?\\d+)\\)?$', line.strip())\n"
         "return int(found[1]) if found else sum(frame.f_locals.get(n, 0) for n in 'ab')"
     ),
-    "tells_the_whole_run": at_import(TELL_RUN) | in_add("import calc\ncalc._tell()\nreturn a - b"),
+    "tells_the_whole_run": at_import(TELL_RUN)
+    | in_add(f"{PRINTS_PAST_CAPTURE}import calc\ncalc._tell()\nreturn a - b"),
     "edits_results": at_import(EDIT_RESULTS),
     "edits_what_is_sent": at_import(
         f"{WITNESS}\nchannel = _found('Channel')\nif channel:\n    plain = channel._write\n    def write(data):\n"
@@ -286,6 +312,7 @@ CHEATS: dict[str, dict[str, Content]] = {
         '                other.sendall(f\'{token} {{"event": "{event}", "session": "x", "status": 0}}\\n\'.encode())\n'
         "    os._exit(0)\ntime.sleep(0.2)"
     ),
+    "fakes_a_session_in_pytests_place": {"argparse.py": FAKES_A_SESSION},
     "settings_become_a_link": {
         "pyproject.toml": Path("other.toml"),
         "other.toml": '[tool.pytest.ini_options]\naddopts = "--co"\n',
@@ -297,7 +324,7 @@ EVERYWHERE = (
     "conftest_passes_all",
     "conftest_prints_and_leaves",
     "sitecustomize",
-    "own_pytest_module",
+    "fakes_a_session_in_pytests_place",
     "pytest_ini_collects_only",
     "exit_0_at_import",
     "plants_reports",
