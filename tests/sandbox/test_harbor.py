@@ -24,7 +24,8 @@ PYTHON = os.environ.get("SANDLOT_TEST_HARBOR_PYTHON", "")
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(not PYTHON, reason="SANDLOT_TEST_HARBOR_PYTHON names no interpreter with Harbor")
 def test_the_contract_and_whole_trials() -> None:
-    modules = ("test_harbor_inside.py", "test_sandbox_exec.py", "test_sandbox_files.py")
+    contract = ("test_sandbox_exec.py", "test_sandbox_files.py", "test_sandbox_ends.py")
+    modules = ("test_harbor_inside.py", *contract)
     ran = subprocess.run(
         [PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "harbor", *(f"sandbox/{m}" for m in modules)],
         cwd=Path(__file__).parents[1],

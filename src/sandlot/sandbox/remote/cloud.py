@@ -8,6 +8,7 @@ import socket
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ from sandlot.sandbox.remote.tunnel import FORWARDER, Tunnel
 _SETPRIV = ("setpriv", f"--reuid={AGENT_ID}", f"--regid={AGENT_ID}", "--clear-groups", "--no-new-privs")
 DOCKERFILE = "dockerfile:"
 """An image that begins so is the directory of a Dockerfile."""
+_CALM_SECONDS = 5.0
 _TOOLS = "setpriv setsid mkfifo base64 head tail grep tar env nohup"
 
 
@@ -84,12 +86,15 @@ class CloudSandbox(RemoteSandbox):
         super().__init__(machine.id, spec, facts)
         self._backend, self._machine, self._keep = backend, machine, keep
         self._secrets: list[str] = []
+        self._calm, self._idle, self._calls = asyncio.Event(), asyncio.Event(), 0
+        self._calm.set()
+        self._idle.set()
 
     async def _open(self, argv: Sequence[str], *, user: str, env: Mapping[str, str], stdin: bytes) -> Stream:
         as_user = [*_SETPRIV, *argv] if user == AGENT_USER else list(argv)
         bounds = f'ulimit -c 0; ulimit -n {self.spec.limits.open_files} 2>/dev/null; exec "$@"'
         command = ["sh", "-c", bounds, "sh", *as_user]
-        return await SpooledStream.start(self._call, self._machine.put, env[scripts.MARK], command, env, stdin)
+        return await SpooledStream.start(self._call_in_calm, self._machine.put, env[scripts.MARK], command, env, stdin)
 
     async def _stream(self, argv: Sequence[str]) -> Stream:
         marked = ["env", f"{scripts.MARK}={new_mark()}", *argv]
@@ -102,6 +107,18 @@ class CloudSandbox(RemoteSandbox):
             self._reason = self._reason or str(error)
             raise
 
+    async def _call_in_calm(self, line: str, seconds: float) -> tuple[int, str]:
+        """A call that `kill_processes` does not meet: it would kill that too, and find new ones for ever."""
+        await self._calm.wait()
+        self._calls += 1
+        self._idle.clear()
+        try:
+            return await self._call(line, seconds)
+        finally:
+            self._calls -= 1
+            if not self._calls:
+                self._idle.set()
+
     async def _complete(self, argv: list[str], user: str) -> int:
         line = shlex.join([*_SETPRIV, *argv] if user == AGENT_USER else argv)
         return (await self._call(line, 60.0))[0]
@@ -109,8 +126,15 @@ class CloudSandbox(RemoteSandbox):
     async def _kill_all(self) -> None:
         # What the cloud itself runs in the sandbox stays.
         keep = [*self._keep, *(relay.pid for relay in self._relays if relay.pid)]
-        if await self._complete(scripts.kill_all(keep), "root") != 0:
-            raise SandboxError("some processes could not be killed; kill the sandbox")
+        self._calm.clear()
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_CALM_SECONDS):
+                    await self._idle.wait()
+            if await self._complete(scripts.kill_all(keep), "root") != 0:
+                raise SandboxError("some processes could not be killed; kill the sandbox")
+        finally:
+            self._calm.set()
 
     def listen(self, port: int) -> socket.socket:
         """See `Sandbox.listen`. A forwarder inside brings connections to the advertised address, if there is one."""

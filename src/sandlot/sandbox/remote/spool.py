@@ -28,10 +28,14 @@ cd "$1" && shift && mkfifo -m 666 o e || exit 1
 echo $? >code.new; mv code.new code
 """
 
-# $1: directory; $2, $3: bytes of stdout and stderr that are known; $4: bytes at most.
+# $1: directory; $2, $3: bytes of stdout and stderr that are known; $4: bytes at most. A command that is gone without an
+# exit code was killed together with what would have written it.
 _LOOK = """
 cd "$1" 2>/dev/null || exit 9
-echo "code $(cat code 2>/dev/null)"
+read -r p <pid; read -r s 2>/dev/null <"/proc/$p/stat"; s=${s##*") "}
+c=$(cat code 2>/dev/null)
+case $s in "" | Z* | X*) c=${c:-137} ;; esac
+echo "code $c"
 [ -e o.end ] && [ -e e.end ] && echo "whole yes"
 for f in out err; do
     printf '%s ' $f; tail -c "+$(($2 + 1))" $f 2>/dev/null | head -c "$4" | base64 | tr -d '\\n'; echo; shift
@@ -70,7 +74,8 @@ class SpooledStream:
             await put(f"{directory}/in", stdin)
         assigned = [f"{name}={value}" for name, value in env.items()]
         command = shlex.join(["sh", "-c", _RUN, "sh", directory, "env", *assigned, *argv])
-        code, said = await call(f"nohup setsid {command} >/dev/null 2>&1 </dev/null &", 60.0)
+        start = f"nohup setsid {command} >/dev/null 2>&1 </dev/null & echo $! >{directory}/pid"
+        code, said = await call(start, 60.0)
         if code != 0:
             raise SandboxError(f"the sandbox did not start a command: {said.strip()[-300:] or f'exit {code}'}")
         return cls(call, directory)
