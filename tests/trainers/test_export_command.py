@@ -71,8 +71,11 @@ def test_credit_counts_episodes_and_says_what_is_left_out(run_dir: Path) -> None
         key = row["metadata"]["traj_idx"]
         totals[key] = totals.get(key, 0.0) + sum(row["loss_fn_inputs"]["advantages"])
     assert totals == {0: pytest.approx(0.5), 1: pytest.approx(-0.5)}
-    alone = export(str(run_dir), "--to", "tinker", "--branches", "main_only")
-    assert alone["samples"] == 2
+    for form in ("tinker", "verl", "slime"):
+        assert export(str(run_dir), "--to", form, "--branches", "main_only")["samples"] == 2
+        assert export(str(run_dir), "--to", form)["left_out"] == {"c": "grader_error", "d": "infra_error"}
+    cut = export(str(run_dir), "--to", "slime", "--max-tokens", "5")
+    assert (cut["samples"], cut["trained_tokens"]) == (4, 6)
 
 
 def test_an_answer_that_was_asked_for_again_is_trained_only_by_choice(tmp_path: Path) -> None:
@@ -88,7 +91,7 @@ def test_an_answer_that_was_asked_for_again_is_trained_only_by_choice(tmp_path: 
         run.complete("a")
     for form in ("slime", "tinker"):
         assert export(str(path), "--to", form)["trained_tokens"] == 3
-        assert export(str(path), "--to", form, "--abandoned", "train")["trained_tokens"] == 5
+        assert export(str(path), "--to", form, "--credit", "abandoned=train")["trained_tokens"] == 5
     assert export(str(path), "--to", "parquet")["trained_tokens"] == 5
 
 
@@ -109,8 +112,14 @@ def test_the_list_shows_every_form() -> None:
     ("arguments", "why"),
     [
         (["--to", "nonsense"], "no sandlot.trainers called 'nonsense'"),
-        (["--to", "tinker", "--advantage", "best"], "--advantage is 'best'"),
-        (["--to", "slime", "--abandoned", "keep"], "--abandoned is 'keep'"),
+        (["--to", "tinker", "--advantage", "best"], "estimator is 'best'; input should be 'grpo'"),
+        (["--to", "slime", "--credit", "abandoned=keep"], "abandoned is 'keep'; input should be 'drop' or 'train'"),
+        (["--to", "tinker", "--credit", "gamma=2"], "gamma is 2.0; it must be in"),
+        (["--to", "tinker", "--credit", "nonsense=2"], "no choice of credit 'nonsense'"),
+        (["--to", "tinker", "--branches", "turn_rewards"], "given in Python"),
+        (["--to", "parquet", "--max-tokens", "9"], "parquet takes samples as they are"),
+        (["--to", "verl", "--advantage", "rloo"], "verl has no place for advantages"),
+        (["--to", "slime", "--branches", "turn_discount", "--credit", "gamma=0.5"], "no place for advantages"),
         (["--to", "verl", "--set", "x"], "NAME=VALUE"),
         (["--to", "verl", "--set", "x=1"], "no option 'x'"),
         (["--to", "verl", "--set", "response_length=2"], "over 2"),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic import TypeAdapter, ValidationError
 from rich.table import Table
 
 from sandlot.cli.common import JsonFlag, console, print_json
@@ -21,20 +22,28 @@ if TYPE_CHECKING:
     from sandlot.trajectory.sample import Sample
 
 
+_ADVANTAGES = {"estimator", "weights", "gamma", "k"}
+"""Choices of credit that show in nothing but advantages and weights."""
+
+
 def command(
     run: Annotated[Path | None, typer.Argument(help="A run directory.", show_default=False)] = None,
     to: Annotated[str, typer.Option("--to", help="Form of the samples; `--list` shows all.")] = "parquet",
     out: Annotated[Path | None, typer.Option(help="File to write; default RUN/export.<form>.")] = None,
-    advantage: Annotated[str, typer.Option(help="How rewards of a group become advantages.")] = "grpo",
+    advantage: Annotated[
+        str | None, typer.Option(help="How rewards of a group become advantages: grpo (default), rloo, max_at_k …")
+    ] = None,
     weights: Annotated[
-        str, typer.Option(help="What tokens weigh: per_episode, per_token, per_sample.")
-    ] = "per_episode",
-    branches: Annotated[str, typer.Option(help="Who is credited: all, main_only, by_share, turn_discount.")] = "all",
-    gamma: Annotated[float, typer.Option(help="Discount per later turn, for turn_discount.")] = 1.0,
-    abandoned: Annotated[
-        str, typer.Option(help="Answers that the agent asked for again: drop, train (parquet, jsonl: always kept).")
-    ] = "drop",
+        str | None, typer.Option(help="What tokens weigh: per_episode (default), per_token, per_sample.")
+    ] = None,
+    branches: Annotated[
+        str | None, typer.Option(help="Who is credited: all (default), main_only, by_share, turn_discount.")
+    ] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Cut longer rows at whole turns.", min=1)] = None,
+    credit: Annotated[
+        list[str] | None,
+        typer.Option("--credit", help="Another choice of credit: gamma, k, abandoned, single, uniform, truncated=…"),
+    ] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="An option of the form: NAME=VALUE.")] = None,
     graded_only: Annotated[bool, typer.Option("--graded-only", help="Leave out ungraded samples.")] = False,
     show_list: Annotated[bool, typer.Option("--list", help="Show all forms and end.")] = False,
@@ -52,7 +61,16 @@ def command(
     if run is None:
         raise ConfigError("name the run to export, or use --list to see the forms")
     exporter: Exporter = TRAINERS.get(to)
-    options = _options(settings or ())
+    options = _pairs("--set", settings)
+    choices = {"estimator": advantage, "weights": weights, "branches": branches, "max_tokens": max_tokens}
+    choices = {name: value for name, value in choices.items() if value is not None} | _pairs("--credit", credit)
+    if choices and exporter.as_is:
+        raise ConfigError(f"{to} takes samples as they are; credit and --max-tokens are for the forms of trainers")
+    config = None if exporter.as_is else _config(choices)
+    if config is not None and not exporter.credited and (given := _ADVANTAGES & set(choices)):
+        raise ConfigError(
+            f"{to} has no place for advantages, its trainer computes them: leave out {sorted(given)[0]!r}"
+        )
     from sandlot.cli.common import ticking
     from sandlot.rollout.format import recorded_format
     from sandlot.rollout.proof import audit_run
@@ -63,11 +81,7 @@ def command(
     opened = RunDir.read(run)
     with ticking("auditing") as tick:
         audit_run(opened, tick).raise_for_violations()
-    own = to in ("parquet", "jsonl")
-    config = _config(advantage, weights, branches, gamma, max_tokens, abandoned)
-    picked = _Picked(opened, ungraded=own and not graded_only, abandoned=own or abandoned == "train")
-    if exporter.credited or (max_tokens is not None and not own):
-        picked.config = config
+    picked = _Picked(opened, config, graded_only)
     target = out or run / (f"export.{to}" if to == exporter.suffix else f"export.{to}.{exporter.suffix}")
     export = Export(
         picked.groups,
@@ -98,16 +112,15 @@ class _Picked:
     """The samples of a run that are exported, a group at a time, and what was counted on the way."""
 
     run: RunDir
-    ungraded: bool
-    abandoned: bool
-    config: CreditConfig | None = None
+    config: CreditConfig | None
+    graded_only: bool
     samples: int = 0
     trained_tokens: int = 0
     left_out: dict[str, str] = field(default_factory=dict)
 
     def groups(self) -> Iterator[Sequence[Sample]]:
         for group in self._credited() if self.config else self.run.sample_groups():
-            if chosen := [s for s in group if self._takes(s)]:
+            if chosen := [s for s in group if s.reward is not None or not self.graded_only]:
                 self.samples += len(chosen)
                 self.trained_tokens += sum(int(s.loss_mask.sum()) for s in chosen)
                 yield chosen
@@ -116,11 +129,6 @@ class _Picked:
                 f"{self.run.path} holds no samples to export; run `sandlot view {self.run.path}` to see what became "
                 "of its episodes"
             )
-
-    def _takes(self, sample: Sample) -> bool:
-        from sandlot.train.episodes import abandoned
-
-        return (self.ungraded or sample.reward is not None) and (self.abandoned or not abandoned(sample))
 
     def _credited(self) -> Iterator[Sequence[Sample]]:
         from sandlot.train.credit import Outcome, credit_groups
@@ -152,35 +160,26 @@ def _list(as_json: bool) -> None:
     console.print(table)
 
 
-def _options(settings: Sequence[str]) -> dict[str, str]:
+def _pairs(flag: str, written: Sequence[str] | None) -> dict[str, Any]:
     found = {}
-    for text in settings:
+    for text in written or ():
         name, equals, value = text.partition("=")
         if not name or not equals:
-            raise ConfigError(f"--set {text!r} is not NAME=VALUE")
+            raise ConfigError(f"{flag} {text!r} is not NAME=VALUE")
         found[name] = value
     return found
 
 
-def _config(
-    estimator: str, weights: str, branches: str, gamma: float, max_tokens: int | None, abandoned: str
-) -> CreditConfig:
-    from sandlot.train.advantage import Estimator
-    from sandlot.train.credit import Branches, CreditConfig, Weights
+def _config(choices: Mapping[str, Any]) -> CreditConfig:
+    from sandlot.train.credit import CreditConfig
 
-    for flag, value, known in (
-        ("--advantage", estimator, get_args(Estimator)),
-        ("--weights", weights, get_args(Weights)),
-        ("--branches", branches, tuple(b for b in get_args(Branches) if b != "turn_rewards")),
-        ("--abandoned", abandoned, ("drop", "train")),
-    ):
-        if value not in known:
-            raise ConfigError(f"{flag} is {value!r}; it must be one of {', '.join(known)}")
-    return CreditConfig(
-        estimator=cast(Any, estimator),
-        weights=cast(Any, weights),
-        branches=cast(Any, branches),
-        abandoned=cast(Any, abandoned),
-        gamma=gamma,
-        max_tokens=max_tokens,
-    )
+    known = {field.name for field in fields(CreditConfig)}
+    if unknown := set(choices) - known:
+        raise ConfigError(f"there is no choice of credit {sorted(unknown)[0]!r}; there are: {', '.join(sorted(known))}")
+    if choices.get("branches") == "turn_rewards":
+        raise ConfigError("rewards per turn are given in Python, to `sandlot.train.credit.credit`")
+    try:
+        return TypeAdapter(CreditConfig).validate_python(dict(choices))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(f"credit: {first['loc'][0]} is {first['input']!r}; {first['msg'].lower()}") from error

@@ -84,4 +84,4 @@ def rows(samples: Sequence[Sample]) -> list[Row]:
     return found
 
 
-EXPORTER = Exporter("AReaL rows: a dict of [1, L] arrays each", group_rows(rows), credited=False)
+EXPORTER = Exporter("AReaL rows: a dict of [1, L] arrays each", group_rows(rows))

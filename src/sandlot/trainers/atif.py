@@ -250,4 +250,4 @@ def _rows(export: Export) -> Iterator[Row]:
             yield trajectory(content, fmt)
 
 
-EXPORTER = Exporter("ATIF 1.8 trajectories, from the journals", _rows, credited=False)
+EXPORTER = Exporter("ATIF 1.8 trajectories, from the journals", _rows, as_is=True)

@@ -71,14 +71,15 @@ class Export:
 class Exporter:
     """One trainer's offline form.
 
-    `rows` is pure: it gives what `write` writes, validated, a group at a time. `credited` says that it needs
-    advantages; `options` names what it takes from `--set`, with a description.
+    `rows` is pure: it gives what `write` writes, validated, a group at a time. It gets credited samples, or all of them
+    `as_is`; `credited` says that it writes their advantages. `options` names what it takes from `--set`, described.
     """
 
     summary: str
     rows: Callable[[Export], Iterable[Row]]
     suffix: str = "jsonl"
-    credited: bool = True
+    credited: bool = False
+    as_is: bool = False
     options: Mapping[str, str] = field(default_factory=dict)
     write_rows: Callable[[Path, Iterable[Row]], None] | None = None
 

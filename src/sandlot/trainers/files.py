@@ -19,5 +19,5 @@ class _Whole(Exporter):
 
 _rows = group_rows(lambda group: map(to_json, group))
 
-PARQUET = _Whole("every field of the samples, one parquet file", _rows, suffix="parquet", credited=False)
-JSONL = _Whole("every field of the samples, JSON lines", _rows, credited=False)
+PARQUET = _Whole("every field of the samples, one parquet file", _rows, suffix="parquet", as_is=True)
+JSONL = _Whole("every field of the samples, JSON lines", _rows, as_is=True)

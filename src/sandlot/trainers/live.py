@@ -30,7 +30,7 @@ from sandlot.rollout.outcome import EpisodeResult
 from sandlot.rollout.policy import policy_of
 from sandlot.rollout.progress import Silent
 from sandlot.rollout.run import concurrency_of, expect_room
-from sandlot.sandbox import SANDBOXES, ExecResult, Layer, Sandbox, SandboxBackend
+from sandlot.sandbox import ExecResult, Layer, Sandbox, SandboxBackend, make_backend
 from sandlot.tasks import Task, load_tasks
 from sandlot.train.episodes import abandoned
 from sandlot.trajectory.rundir import RunDir
@@ -153,7 +153,7 @@ class LiveRollouts:
                 log = run.path / "logs" / "engine.log"
                 policy = await stack.enter_async_context(policy_of(config, tasks, say=_silent, log=log))
             expect_room(harness, policy.max_context)
-            backend = SANDBOXES.get(config.sandbox)()
+            backend = make_backend(config.sandbox, config.sandbox_options)
             stack.push_async_callback(backend.close)
             await backend.sweep()
             by_id = {task.id: task for task in tasks}

@@ -87,4 +87,4 @@ def traces(samples: Sequence[Sample]) -> list[Row]:
     ]
 
 
-EXPORTER = Exporter("OpenEnv training traces", group_rows(traces), credited=False)
+EXPORTER = Exporter("OpenEnv training traces", group_rows(traces))

@@ -136,5 +136,5 @@ def _rows(export: Export) -> Iterator[Row]:
 
 
 EXPORTER = Exporter(
-    "traces of verifiers, as prime-rl takes them", _rows, options={"env_name": "name of the environment"}
+    "traces of verifiers, as prime-rl takes them", _rows, credited=True, options={"env_name": "name of the environment"}
 )

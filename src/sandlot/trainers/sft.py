@@ -112,7 +112,6 @@ def _selection(export: Export) -> Selection:
 EXPORTER = Exporter(
     "supervised rows: ids, labels, masks, and text where the model is known",
     rows,
-    credited=False,
     options={
         "min_reward": "imitate episodes with at least this reward (default 1)",
         "best_of": "of each group take the so many best",

@@ -91,4 +91,4 @@ def _rows(export: Export) -> Iterator[Row]:
     yield generator_output([sample for group in export.groups() for sample in group])
 
 
-EXPORTER = Exporter("SkyRL GeneratorOutput, step-wise", _rows, suffix="json", credited=False)
+EXPORTER = Exporter("SkyRL GeneratorOutput, step-wise", _rows, suffix="json")

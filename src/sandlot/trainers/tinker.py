@@ -87,4 +87,4 @@ def _rows(export: Export) -> Iterator[Row]:
         yield from data(samples, groups=groups, episodes=episodes)
 
 
-EXPORTER = Exporter("Tinker Datums with per-token advantages", _rows)
+EXPORTER = Exporter("Tinker Datums, advantages per token", _rows, credited=True)

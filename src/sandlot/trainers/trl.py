@@ -131,4 +131,4 @@ def _rows(export: Export) -> Iterator[Row]:
         yield from rollout_samples(samples, group_ids=numbers)
 
 
-EXPORTER = Exporter("TRL RolloutSamples (AsyncGRPOTrainer)", _rows)
+EXPORTER = Exporter("TRL RolloutSamples (AsyncGRPOTrainer)", _rows, credited=True)

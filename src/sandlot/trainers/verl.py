@@ -102,7 +102,6 @@ def _problem(output: Row, last: bool, prompt_length: int | None, response_length
 EXPORTER = Exporter(
     "verl agent loop outputs, a list per session (V1)",
     rows,
-    credited=False,
     options={
         "prompt_length": "refuse prompts of more tokens (the trainer's data.max_prompt_length)",
         "response_length": "refuse responses of more tokens (the trainer's data.max_response_length)",

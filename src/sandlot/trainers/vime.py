@@ -19,4 +19,4 @@ async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], eval
     return await slime_hook.generate(FLAVOR, args, sample, sampling_params, evaluation=evaluation)
 
 
-EXPORTER = Exporter("vime Samples, JSON lines or (.pt) debug rollout data", rows, credited=False, write_rows=write)
+EXPORTER = Exporter("vime Samples, JSON lines or (.pt) debug rollout data", rows, write_rows=write)
