@@ -115,6 +115,7 @@ class RunConfig(BaseSettings):
     `engine` is `embedded`, `scripted`, or the URL of a server that speaks `engine_kind`'s token-in/token-out protocol
     (several, with commas between, are replicas of one model); `model` the checkpoint directory whose tokenizer and chat
     template render the prompts (None: the embedded model).
+    `sandbox_options` are what the backend named by `sandbox` is made with; see docs/sandboxes.md.
     `attempts` is the size of a group; `concurrency` the episodes at once (0: chosen by the machine). An episode lost
     to infrastructure is repeated up to `retries` times; the run stops when more than `max_infra_share` of the episodes
     ended so.
@@ -131,6 +132,7 @@ class RunConfig(BaseSettings):
     tasks: str = "bundled"
     harness: Names = ("pi",)
     sandbox: str = "local"
+    sandbox_options: dict[str, Any] = {}
     engine: str = "embedded"
     engine_kind: Literal["vllm", "sglang"] = "vllm"
     model: Path | None = None

@@ -5,13 +5,15 @@ import os
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
+from sandlot.config import load_config
 from sandlot.errors import ConfigError, MissingDependencyError, SandboxError, SandboxLostError, SandboxUnavailableError
-from sandlot.sandbox import SANDBOXES, Layer, Limits, SandboxSpec
+from sandlot.sandbox import SANDBOXES, Layer, Limits, SandboxSpec, make_backend
 from sandlot.sandbox.local import LocalBackend
 from sandlot.sandbox.remote import owner
 from sandlot.sandbox.remote.tunnel import Tunnel
@@ -271,3 +273,13 @@ async def test_gateways_that_route_by_a_key(cloud: Cloud) -> None:
         assert cloud.created[0]["image"] == "any"
         assert cloud.created[0]["metadata"]["image"] == "some-image"
     await backend.close()
+
+
+async def test_options_reach_a_backend_by_the_configuration(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('sandbox = "e2b"\n[sandbox_options]\nadvertise_url = "tls://here.example:443"\nper_second = 2.0\n')
+    config = load_config(file)
+    backend = make_backend(config.sandbox, config.sandbox_options)
+    assert (backend.name, backend.tunnel.host, backend.tunnel.tls) == ("e2b", "here.example", True)
+    with pytest.raises(ConfigError, match=r"e2b cannot be made with these options.*'advertise'"):
+        make_backend("e2b", {"advertise": "x"})

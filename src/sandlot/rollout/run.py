@@ -20,7 +20,7 @@ from sandlot.rollout.episode import Episode, EpisodeRunner
 from sandlot.rollout.outcome import EpisodeResult
 from sandlot.rollout.policy import Say, policy_of
 from sandlot.rollout.progress import Progress
-from sandlot.sandbox import SANDBOXES, Layer
+from sandlot.sandbox import Layer, make_backend
 from sandlot.tasks import Task, load_tasks
 from sandlot.trajectory.rundir import EpisodeState, RunDir
 
@@ -72,7 +72,7 @@ async def rollout(config: RunConfig, out: Path, *, progress: Progress, say: Say)
                 policy = await stack.enter_async_context(policy_of(config, tasks, say=say, log=log))
                 for harness in harnesses.values():
                     expect_room(harness, policy.max_context)
-                backend = SANDBOXES.get(config.sandbox)()
+                backend = make_backend(config.sandbox, config.sandbox_options)
                 stack.push_async_callback(backend.close)
                 await backend.sweep()
                 gateway = await stack.enter_async_context(Gateway(policy, limits=GatewayLimits()))

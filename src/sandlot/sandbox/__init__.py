@@ -1,5 +1,9 @@
 """The Sandbox protocol, and one backend per file."""
 
+from collections.abc import Mapping
+from typing import Any
+
+from sandlot.errors import ConfigError
 from sandlot.registry import Registry
 from sandlot.sandbox.base import (
     AGENT_USER,
@@ -30,6 +34,17 @@ SANDBOXES = Registry(
     },
 )
 
+
+def make_backend(name: str, options: Mapping[str, Any] | None = None) -> SandboxBackend:
+    """A backend by its name, made with options of its own."""
+    kind = SANDBOXES.get(name)
+    try:
+        made: SandboxBackend = kind(**(options or {}))
+    except TypeError as error:
+        raise ConfigError(f"the sandbox backend {name} cannot be made with these options: {error}") from None
+    return made
+
+
 __all__ = [
     "AGENT_USER",
     "SANDBOXES",
@@ -45,4 +60,5 @@ __all__ = [
     "SandboxSpec",
     "Snapshot",
     "Terminals",
+    "make_backend",
 ]
