@@ -44,6 +44,7 @@ OWN = [
     "test_tinker_prime_openenv.py::test_tinkers_own_types_take_the_datums",
     "test_tinker_prime_openenv.py::test_verifiers_own_trace_takes_them",
     "test_verl_skyrl_areal.py::test_areal_tensors_pad_versions_with_minus_one",
+    "test_verl_skyrl_areal.py::test_areals_own_check_and_padding_take_the_tensors",
     "test_verl_skyrl_areal.py::test_skyrls_own_validator_agrees",
     "test_verl_skyrl_areal.py::test_verls_own_loss_weighs_as_the_reference_does",
     "test_verl_skyrl_areal.py::test_verls_own_type_takes_the_outputs",

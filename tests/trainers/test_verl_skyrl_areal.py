@@ -1,6 +1,7 @@
 """verl, SkyRL and AReaL: their forms, and each rule that they break on or silently train wrongly by."""
 
 import copy
+import logging
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,8 @@ from sandlot.train.loss import policy_loss
 from sandlot.train.offpolicy import Correction
 from sandlot.train.turns import token_advantages
 from sandlot.trainers import Export, TrainerDataError, areal, skyrl, verl
+from support.own_functions import own_functions
 from support.rows import make_row
-from support.skyrl_validator import own_validator
 
 
 def episodes() -> list:
@@ -205,9 +206,11 @@ def test_skyrl_rows_of_a_trajectory_are_contiguous() -> None:
     ],
 )
 def test_skyrls_own_validator_agrees(changes: dict[str, Any]) -> None:
-    own = own_validator()
-    if own is None:
+    names = ("validate_generator_output", "_validate_step_wise_fields")
+    functions = own_functions("skyrl", "train/utils/trainer_utils.py", *names, np=np, GeneratorOutput=dict)
+    if functions is None:
         pytest.skip("SkyRL is not installed here")
+    own = functions["validate_generator_output"]
     own(3, skyrl_output(), step_wise=True)
     with pytest.raises(TrainerDataError):
         skyrl.validate(skyrl_output(**changes))
@@ -251,3 +254,21 @@ def test_areal_tensors_pad_versions_with_minus_one() -> None:
     assert batch["versions"][1].tolist() == [-1] * 4 + [5, 5] + [-1] * 4
     assert batch["attention_mask"].sum(1).tolist() == [10, 6, 10, 10]
     assert batch["rewards"].dtype == torch.float32
+
+
+@pytest.mark.slow
+def test_areals_own_check_and_padding_take_the_tensors() -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed here")
+    known: dict[str, Any] = {"torch": torch, "F": torch.nn.functional, "InteractionWithTokenLogpReward": type(None)}
+    check = own_functions("areal", "infra/workflow_executor.py", "check_trajectory_format", logging=logging, **known)
+    names = ("concat_padded_tensors", "_pad_cat_dim0", "is_multi_modal_key", "get_batch_size")
+    pad = own_functions("areal", "utils/data.py", *names, **known)
+    if check is None or pad is None:
+        pytest.skip("AReaL is not installed here")
+    batch = areal.tensors(episodes())
+    assert check["check_trajectory_format"](batch, batch_size=4, expected_keys=set(areal.KEYS))
+    rows = [{name: torch.from_numpy(value) for name, value in row.items()} for row in areal.rows(episodes())]
+    theirs = pad["concat_padded_tensors"](rows)
+    for name in areal.KEYS:
+        padding = (batch["attention_mask"] == 0) if name == "versions" else torch.zeros(1, dtype=torch.bool)
+        assert torch.equal(batch[name].masked_fill(padding, 0), theirs[name]), name  # AReaL pads versions with 0
