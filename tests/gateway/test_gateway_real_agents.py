@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
+from aiohttp import web
 
 from sandlot.errors import FailureKind
 from sandlot.gateway import SessionLimits
@@ -152,9 +153,31 @@ async def test_a_turn_that_is_dropped_is_a_branch_of_its_own(
     assert len(finished.samples) == 2 + mini
 
 
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Callable[[Rig], None]:
+    """Makes the engine of a rig wait until its first stream has had three no-op events."""
+
+    def hold(rig: Rig) -> None:
+        rig.engine.hold, written, write = True, 0, web.StreamResponse.write
+
+        async def counting(response: web.StreamResponse, data: bytes) -> None:
+            nonlocal written
+            await write(response, data)
+            written += 1
+            if written == 1 + 3:
+                rig.engine.release.set()
+
+        monkeypatch.setattr(web.StreamResponse, "write", counting)
+
+    return hold
+
+
 @pytest.mark.parametrize("harness", [pytest.param(Pi(wire), id=f"pi-{wire}") for wire in WIRES])
-async def test_a_session_in_the_path(make_rig: MakeRig, tmp_path: Path, harness: Harness) -> None:
+async def test_a_session_in_the_path_and_a_slow_engine(
+    make_rig: MakeRig, tmp_path: Path, harness: Harness, slow: Callable[[Rig], None]
+) -> None:
     rig = await make_rig(in_turn([shell_call(harness, "echo hi > hello.txt"), "Done."]))
+    slow(rig)
     result = await _run(rig, harness, tmp_path, base=f"{rig.url}/s/{rig.session.id}")
     assert harness.failure(result) == (None, ""), result.text()
     assert len(rig.session.turns) == 2
@@ -165,13 +188,14 @@ async def test_a_session_in_the_path(make_rig: MakeRig, tmp_path: Path, harness:
     [(ClaudeCode(), "Read", "file_path"), (Codex(as_model="gpt-5.5"), "view_image", "path")],
 )
 async def test_an_image_is_left_out_with_a_note(
-    make_rig: MakeRig, tmp_path: Path, harness: Harness, tool: str, field: str
+    make_rig: MakeRig, tmp_path: Path, harness: Harness, tool: str, field: str, slow: Callable[[Rig], None]
 ) -> None:
     image = tmp_path / "work" / "a.png"
     image.parent.mkdir()
     image.write_bytes(PNG)
     look = call_text(tool, {field: str(image)}) + "\n" + shell_call(harness, "ls")
     rig = await make_rig(in_turn([look, shell_call(harness, "ls -a"), "Done."]))
+    slow(rig)
     result = await _run(rig, harness, tmp_path)
     assert harness.failure(result) == (None, ""), result.text()
     assert "image left out: this model reads text only" in rig.engine.fmt.tokenizer.decode(rig.engine.prompts[1])
@@ -181,13 +205,15 @@ async def test_an_image_is_left_out_with_a_note(
 
 @pytest.mark.parametrize("harness", ENDING)
 async def test_the_statement_arrives_whole_and_a_spent_budget_ends_it(
-    make_rig: MakeRig, tmp_path: Path, harness: Harness
+    make_rig: MakeRig, tmp_path: Path, harness: Harness, slow: Callable[[Rig], None]
 ) -> None:
     """What a shell, a parser or the CLI itself would take for its own, and more than an argument holds."""
     statement = "/help me with - a dash, @app.route('/a b'), $HOME, `cmd`, café\n\n  indented\n" + "word " * 30_000
     rig = await make_rig(
         in_turn([shell_call(harness, "echo hi >> hello.txt")]), limits=SessionLimits(turns=1), max_context=500_000
     )
+    if harness.name != "mini-swe-agent":  # the only one that streams nothing
+        slow(rig)
     result = await _run(rig, harness, tmp_path, prompt=statement)
     assert statement.strip() in rig.engine.fmt.tokenizer.decode(rig.engine.prompts[0])
     assert harness.failure(result)[0] == FailureKind.BUDGET, result.text()
