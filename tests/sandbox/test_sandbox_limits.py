@@ -63,7 +63,7 @@ async def test_a_fork_bomb(backend: LocalBackend) -> None:
         assert (await sandbox.exec("echo works", user="agent")).stdout == b"works\n"
         assert len((await sandbox.exec(["ls", "/proc"])).stdout.split()) < 260
         await sandbox.kill_processes()
-        assert int((await sandbox.exec("ls -d /proc/[0-9]* | wc -l")).stdout) < 8
+        assert int((await sandbox.exec("ls -d /proc/[0-9]* | wc -l")).stdout) < 10
         assert time.monotonic() - started < 20
         assert (await bomb.wait(5)).exit_code is None
 

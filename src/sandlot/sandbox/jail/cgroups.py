@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from sandlot.sandbox.jail import syscalls
 
 _PERIOD = 100_000
+CONTROLLERS = ("memory", "pids", "cpu")
 
 
 class Payload(NamedTuple):
@@ -42,7 +43,8 @@ def settings(version: int, controller: str, limits: Mapping[str, Any]) -> list[t
     memory, pids, cpu = str(limits["memory"]), str(limits["processes"]), limits["cpu"]
     if version == 2:
         rows = [("memory.max", memory, True), ("memory.swap.max", "0", False), ("pids.max", pids, True)]
-        return rows if cpu is None else [*rows, ("cpu.max", f"{int(cpu * _PERIOD)} {_PERIOD}", True)]
+        # Users' managers may have no cpu controller to give; then cores are bounded by affinity.
+        return rows if cpu is None else [*rows, ("cpu.max", f"{int(cpu * _PERIOD)} {_PERIOD}", False)]
     if controller == "memory":
         return [("memory.limit_in_bytes", memory, True), ("memory.memsw.limit_in_bytes", memory, False)]
     if controller == "pids":
@@ -96,9 +98,32 @@ def make_parents(paths: Iterable[str], listing: str) -> None:
         file.write("\n".join(made))
     for path in made:
         os.mkdir(path, 0o755)
-        subtree = os.path.join(path, "cgroup.subtree_control")
-        if os.path.exists(subtree):
-            syscalls.write_setting(subtree, "+memory +pids +cpu")
+        if os.path.exists(os.path.join(path, "cgroup.subtree_control")):
+            give_on(path)
+
+
+def give_on(path: str) -> list[str]:
+    """Let groups below a group of version 2 have its controllers; which of ours these are."""
+    with open(os.path.join(path, "cgroup.controllers")) as file:
+        found = [name for name in file.read().split() if name in CONTROLLERS]
+    if not {"memory", "pids"} <= set(found):
+        raise OSError(errno.ENOTSUP, f"{path} has no memory and pids controllers")
+    syscalls.write_setting(os.path.join(path, "cgroup.subtree_control"), " ".join(f"+{name}" for name in found))
+    return found
+
+
+def settle_in(mount_point: str) -> tuple[str, list[str]]:
+    """Make the group of version 2 that this process is in a parent of others, by moving down; its path, controllers.
+
+    Only a group without processes can give controllers on, so it must have been delegated to this process alone.
+    """
+    with open("/proc/self/cgroup") as file:
+        own = next(line.split("::", 1)[1].strip() for line in file if line.startswith("0::"))
+    path = mount_point + own.rstrip("/")
+    below = os.path.join(path, "zygote")
+    os.mkdir(below, 0o755)
+    syscalls.write_setting(os.path.join(below, "cgroup.procs"), str(os.getpid()))
+    return path, give_on(path)
 
 
 def remove_listed(listing: str) -> None:

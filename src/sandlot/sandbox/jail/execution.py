@@ -32,26 +32,40 @@ _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
 class Supervisor:
-    """Runs commands in this process's children, one after the other."""
+    """Runs commands in this process's children, one after the other; the next child waits for its command."""
 
     def __init__(self, jail: Jail) -> None:
         self._jail = jail
+        self._next: tuple[int, socket.socket] | None = None
         syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
         self._wake, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
-    def run(self, channel: socket.socket, body: dict[str, Any], fds: list[int]) -> bool:
-        """Start the command of `body` with `fds` (stdout, stderr, and stdin if given) and stay until its tree ends.
+    def make_ready(self) -> None:
+        """Fork the child of the next command ahead, when nothing is left of the last one."""
+        way, theirs = wire.packet_pair()
+        with theirs:
+            child = os.fork()
+            if child == 0:
+                _await_command(self._jail, theirs)
+        self._next = child, way
+
+    def run(self, channel: socket.socket, sealed: int, fds: list[int]) -> bool:
+        """Start the command of `sealed` with `fds` (stdout, stderr, and stdin if given) and stay until its tree ends.
 
         Whether nothing is left of it, so that this process may run another one.
         """
         kills_before = self._jail.oom_kills()
         fault_read, fault_write = os.pipe2(os.O_CLOEXEC)
-        main = os.fork()
-        if main == 0:
-            _payload(self._jail, body, fds, fault_write)
-        wire.close_all((fault_write, *fds))
+        if self._next is None:
+            self.make_ready()
+        assert self._next is not None
+        (main, way), self._next = self._next, None
+        with way, suppress(OSError):  # where it was killed, its wait status says so
+            os.kill(main, signal.SIGCONT)
+            wire.forward(way, b"x", [sealed, fault_write, *fds])
+        wire.close_all((sealed, fault_write, *fds))
         with open(fault_read, "rb", buffering=0) as faults:
             fault = faults.read(2000)
         if fault:
@@ -155,10 +169,20 @@ def kill_tree(main: int) -> tuple[int | None, bool]:
     return status, False
 
 
+def _await_command(jail: Jail, orders: socket.socket) -> NoReturn:
+    try:
+        signal.set_wakeup_fd(-1)
+        wire.close_all_but({0, 1, 2, orders.fileno(), *jail.payload.files()})
+        op, body, fds = wire.receive_request(orders)
+        if op:
+            _payload(jail, body, fds[1:], fds[0])
+    finally:
+        os._exit(0)
+
+
 def _payload(jail: Jail, body: dict[str, Any], fds: list[int], fault: int) -> NoReturn:
     """Become the command. A fault of ours goes to the supervisor; a command that cannot run says so like a shell."""
     try:
-        signal.set_wakeup_fd(-1)
         for number in _IGNORED_BY_PYTHON:
             signal.signal(number, signal.SIG_DFL)  # the program resets what is caught, not what is ignored
         signal.pthread_sigmask(signal.SIG_SETMASK, [])

@@ -100,16 +100,17 @@ def _work(jail: Jail, orders: socket.socket) -> NoReturn:
         wire.close_all_but({0, 1, 2, orders.fileno(), *jail.payload.files()})  # no other request's, and none of init's
         supervisor = execution.Supervisor(jail)
         while True:
-            op, body, fds = wire.receive_request(orders)
+            op, fds = wire.receive_sealed(orders)
             if not op:
                 break
             orders.send(_TAKEN)
-            with socket.socket(fileno=fds[0]) as channel:
+            with socket.socket(fileno=fds[1]) as channel:
                 if op != b"x":
-                    _handle(jail, channel, op, body, fds[1:])
+                    _handle(jail, channel, op, wire.unseal(fds[0]), fds[2:])
                     break
-                if not supervisor.run(channel, body, fds[1:]):
+                if not supervisor.run(channel, fds[0], fds[2:]):
                     break
+            supervisor.make_ready()
             orders.send(_FREE)
     finally:
         os._exit(0)

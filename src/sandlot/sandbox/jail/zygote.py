@@ -17,8 +17,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
 
+from sandlot.sandbox.jail import cgroups, keeper, leftovers, probe, seccomp, wire
 from sandlot.sandbox.jail import ids as id_maps
-from sandlot.sandbox.jail import keeper, leftovers, probe, seccomp, wire
 
 
 def main(control_fd: int, run_dir: str) -> None:
@@ -50,12 +50,24 @@ def _serve(control: socket.socket, nursery: _Nursery) -> None:
             return
         if op == b"i":
             nursery.ids = wire.unseal(fds.pop())
+        elif op == b"g":
+            _settle(wire.read(fds[0]), socket.socket(fileno=fds.pop()))
         elif op == b"p":
             if os.fork() == 0:
                 _be(partial(probe.main, *fds), fds)
         else:
             nursery.boot(op, fds)
         wire.close_all(fds)
+
+
+def _settle(body: dict[str, Any], channel: socket.socket) -> None:
+    """Make the limit group of this process one for sandboxes, and answer which it is."""
+    with channel:
+        try:
+            path, controllers = cgroups.settle_in(body["mount_point"])
+            wire.send_packet(channel, {"path": path, "controllers": controllers})
+        except OSError as error:
+            wire.send_packet(channel, {"error": str(error)})
 
 
 class _Nursery:

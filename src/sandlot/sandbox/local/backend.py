@@ -13,16 +13,16 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from sandlot.cache import cache_dir
-from sandlot.errors import SandboxUnavailableError
+from sandlot.errors import SandboxError, SandboxUnavailableError
 from sandlot.sandbox.base import Check, Running, SandboxSpec, Snapshot
 from sandlot.sandbox.images import Image, ImageStore, reference
 from sandlot.sandbox.jail import cgroups, tree
-from sandlot.sandbox.local import attendant, image, limits, state
+from sandlot.sandbox.local import attendant, image, limits, state, systemd
 from sandlot.sandbox.local.boot import boot
 from sandlot.sandbox.local.ids import AGENT_ID, Ids, candidates
 from sandlot.sandbox.local.sandbox import LocalSandbox
@@ -112,7 +112,7 @@ class LocalBackend:
             "limits": asdict(spec.limits),
             "shm_bytes": min(spec.limits.memory // 4, _SHM_BYTES),
             "cgroups": machine.tier.groups(identity, spec.limits),
-            "cpu_affinity": spec.limits.cpu is not None and not {"", "cpu"} & set(machine.tier.parents),
+            "cpu_affinity": spec.limits.cpu is not None and not machine.tier.cpu,
         }
         facts = {
             "backend": self.name,
@@ -168,8 +168,7 @@ class LocalBackend:
     def _start(self) -> _Machine:
         with self._guard:
             if self._machine is not None:
-                assert self._zygote is not None
-                self._zygote.revive()
+                self._machine = self._revived(self._machine)
                 return self._machine
             if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
                 raise SandboxUnavailableError(
@@ -184,7 +183,7 @@ class LocalBackend:
         why = ""
         for parent in self._parents():
             try:
-                self._open_run(parent)
+                tier = self._open_run(parent)
             except OSError as error:
                 why = f"{parent}: {error.strerror}"
                 continue
@@ -203,9 +202,7 @@ class LocalBackend:
                 for name in ("root", "image", "spares"):  # see `jail.ground`
                     (self.run_dir / name).mkdir(mode=0o700)
                 self._host_binds = image.make_skeleton(self.run_dir / "host", ids.owner, AGENT_ID)
-                tier = limits.detect().below(f"sandlot-{self.run_dir.name}")
-                cgroups.make_parents([str(path) for path in tier.parents.values()], str(self.run_dir / "groups"))
-                return _Machine(ids, tier)
+                return _Machine(ids, self._make_groups(tier))
             why = f"{parent}: {refused}"
             self._stop()
         raise SandboxUnavailableError(
@@ -213,9 +210,32 @@ class LocalBackend:
             "put XDG_CACHE_HOME on ext4, xfs, btrfs or tmpfs (overlay needs kernel 5.11 for plain users)"
         )
 
-    def _open_run(self, parent: Path) -> None:
+    def _open_run(self, parent: Path) -> limits.Tier:
+        """Open a run and start its zygote, in a scope of systemd where that gives limits; the tier of limits."""
         self.run_dir, self._lock_fd = state.open_run(parent)
+        tier, point = limits.detect(), limits.unified()
+        if tier == limits.RLIMITS and point is not None and systemd.refusal() is None:
+            self._zygote = Zygote(self.run_dir, self._lock_fd, in_scope=True)
+            try:
+                return limits.systemd_tier(*self._zygote.settle(point))
+            except SandboxError:
+                self._zygote.kill()
         self._zygote = Zygote(self.run_dir, self._lock_fd)
+        return tier
+
+    def _make_groups(self, tier: limits.Tier) -> limits.Tier:
+        """Make the groups of this run; the tier below them."""
+        own = tier.below(f"sandlot-{self.run_dir.name}")
+        cgroups.make_parents([str(path) for path in own.parents.values()], str(self.run_dir / "groups"))
+        return own
+
+    def _revived(self, machine: _Machine) -> _Machine:
+        """The machine with a zygote that lives: one in a scope brings new groups."""
+        assert self._zygote is not None
+        point = limits.unified()
+        if self._zygote.revive() and machine.tier.name == "systemd" and point is not None:
+            return replace(machine, tier=self._make_groups(limits.systemd_tier(*self._zygote.settle(point))))
+        return machine
 
     async def _files(self, spec: SandboxSpec, ids: Ids) -> tuple[tuple[str, ...], _Base]:
         """(snapshot layers, what lies below them) of a spec."""

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 
 from sandlot.errors import SandboxError
 from sandlot.sandbox.base import Check, Limits, SandboxSpec
+from sandlot.sandbox.local import limits
 
 if TYPE_CHECKING:
     from sandlot.sandbox.local.backend import LocalBackend
     from sandlot.sandbox.local.sandbox import LocalSandbox
 
+_SUBORDINATE = "install uidmap (newuidmap, newgidmap) and give yourself 65536 ids: usermod --add-subuids, --add-subgids"
 _CONNECT = "exec 3<>/dev/tcp/127.0.0.1/7001 && read -r line <&3 && echo $line"
 _OUTSIDE = "exec 3<>/dev/tcp/169.254.169.254/80"
 
@@ -29,8 +31,10 @@ async def examine(backend: LocalBackend) -> list[Check]:
     milliseconds = (time.monotonic() - started) * 1000
     async with sandbox:
         users = str(sandbox.facts["users"])
+        outside = sandbox.facts["ids_outside"]
         ids = "a range of ids, `root` and `agent` are two users" if users == "range" else "one id: `root` is `agent`"
-        cure = "" if users == "range" else "run as root for two separate users"
+        ids += f"; outside they are {outside['root']} and {outside['agent']}"
+        cure = "" if users == "range" else f"run as root, or as a plain user {_SUBORDINATE}"
         return [
             Check("namespaces", True, f"booted on an overlay in {milliseconds:.0f} ms, as {_who()}"),
             Check("users", True, ids, cure),
@@ -73,7 +77,7 @@ async def _limits(sandbox: LocalSandbox) -> Check:
     alive = await sandbox.exec(["true"], timeout=10)
     if not alive.ok or (not hog.out_of_memory and hog.stdout.strip() == b"599999999"):
         return Check("limits", False, f"{tier}: memory is not bounded", "report it with the kernel version")
-    cure = "" if tier != "rlimits" else "run as root on a machine with writable cgroups for limits by the kernel"
+    cure = "" if tier != "rlimits" else f"for limits by the kernel {limits.why_not_groups()}"
     return Check("limits", True, f"{tier}: a memory hog was stopped and the sandbox lives", cure)
 
 
