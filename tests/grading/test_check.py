@@ -17,13 +17,18 @@ from support.repositories import write
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-@pytest.mark.slow
+@pytest.fixture(autouse=True)
+def few_cheats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether they come to nothing is tried on real tasks; here it is about what is made of that."""
+    few = {name: CHEATS[name] for name in ("planted_reward", "deleted_tests", "told_run")}
+    monkeypatch.setattr("sandlot.grading.check.CHEATS", few)
+
+
 async def test_a_good_task_holds(backend: SandboxBackend) -> None:
     told: list[str] = []
     (checked,) = await check_tasks([calc_task()], backend, done=lambda row: told.append(row.task))
     assert (checked.gold, checked.again, checked.empty, checked.faults) == (1.0, 1.0, 0.0, ())
-    assert set(checked.cheats) == set(CHEATS)
-    assert set(checked.cheats.values()) == {0.0}
+    assert checked.cheats == {"planted_reward": 0.0, "deleted_tests": 0.0, "told_run": 0.0}
     assert told == ["calc"]
     assert json.loads(json.dumps(checked.as_row()))["ok"] is True
 

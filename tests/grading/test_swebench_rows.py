@@ -40,7 +40,7 @@ async def test_the_real_fix_is_1_and_nothing_is_0(backend: SandboxBackend, task:
 
 @pytest.mark.slow
 async def test_cheats_on_a_real_package_earn_nothing(backend: SandboxBackend) -> None:
-    checked = await check_task(TASKS["pathspec__pathspec-0.12.1"], backend)
+    checked = await check_task(TASKS["pathspec__pathspec-0.11.1"], backend)
     assert checked.faults == ()
     assert checked.cheats.keys() == CHEATS.keys()
 
