@@ -67,10 +67,12 @@ def command(
     if choices and exporter.as_is:
         raise ConfigError(f"{to} takes samples as they are; credit and --max-tokens are for the forms of trainers")
     config = None if exporter.as_is else _config(choices)
-    if config is not None and not exporter.credited and (given := _ADVANTAGES & set(choices)):
-        raise ConfigError(
-            f"{to} has no place for advantages, its trainer computes them: leave out {sorted(given)[0]!r}"
-        )
+    if config is not None and not exporter.credited:
+        only_advantages = {"branches"} if config.branches not in ("all", "main_only") else set()
+        if given := (_ADVANTAGES | only_advantages) & set(choices):
+            raise ConfigError(
+                f"{to} has no place for advantages, its trainer computes them: leave out {sorted(given)[0]!r}"
+            )
     from sandlot.cli.common import ticking
     from sandlot.rollout.format import recorded_format
     from sandlot.rollout.proof import audit_run
@@ -87,7 +89,7 @@ def command(
         picked.groups,
         sampling=opened.config.get("sampling", {}),
         options=options,
-        journals=lambda: (read_journal(opened.journal_path(str(row["episode_id"]))) for row in opened.results()),
+        journals=lambda: map(read_journal, map(opened.journal_path, opened.finished())),
         format=lambda: recorded_format(opened.config),
     )
     rows = exporter.write(target, export)

@@ -49,8 +49,9 @@ def sent(heard: Sequence[Message] | None, shown: str, call_ids: Iterable[str]) -
 
 
 def assistant(reply: Reply, calls: Mapping[str, ParsedCall]) -> dict[str, Any]:
-    """One reply as an assistant message; arguments are JSON text, as the wire has them."""
-    message: dict[str, Any] = {"role": "assistant", "content": reply.text}
+    """One reply as the agent was told of it: arguments are JSON text, a call that was never closed is text."""
+    unclosed = "".join(call.raw for call in reply.calls if call.status == "unclosed")
+    message: dict[str, Any] = {"role": "assistant", "content": reply.text + unclosed}
     if reply.reasoning:
         message["reasoning_content"] = reply.reasoning
     if calls:

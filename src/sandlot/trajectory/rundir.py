@@ -20,7 +20,6 @@ import os
 import re
 import threading
 import time
-import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -35,6 +34,7 @@ from sandlot.trajectory.journal import JournalWriter, read_header, read_journal,
 from sandlot.trajectory.lines import LineWriter, read_lines
 from sandlot.trajectory.records import SessionRecord
 from sandlot.trajectory.result import complete_episode
+from sandlot.trajectory.runfile import first_difference, plain, read_run_file
 from sandlot.trajectory.sample import Sample
 from sandlot.trajectory.store import read_samples, write_atomically, write_samples
 
@@ -88,21 +88,21 @@ class RunDir:
         between starts, such as a concurrency. `facts` (versions, command line) are only recorded.
         """
         path = Path(path)
-        config = _plain(config, "config")
+        config = plain(config, "config")
         if path.is_dir() and not (path / "run.toml").exists() and any(p.name[0] != "." for p in path.iterdir()):
             raise ConfigError(f"{path} is not empty and no run; choose another directory")
         path.mkdir(parents=True, exist_ok=True)
         lock = _take_lock(path)
         try:
             if (path / "run.toml").exists():
-                stored, facts = _read_toml(path)
-                if difference := _first_difference(stored, config, may_differ):
+                stored, facts = read_run_file(path)
+                if difference := first_difference(stored, config, may_differ):
                     raise ConfigError(
                         f"{path} was made with another configuration ({difference}); "
                         "use the same one or another directory"
                     )
             else:
-                facts = _plain(facts or {}, "facts")
+                facts = plain(facts or {}, "facts")
                 run = {"schema": 1, "created": time.time(), "facts": facts, "config": config}
                 write_atomically(path / "run.toml", lambda file: tomli_w.dump(run, file))
                 sync_directory(path.parent)
@@ -122,7 +122,7 @@ class RunDir:
 
         Each episode is written by one process. The run stays locked until the last of them is gone.
         """
-        config, facts = _read_toml(Path(path))
+        config, facts = read_run_file(Path(path))
         return cls(Path(path), config, facts, lock)
 
     @property
@@ -136,7 +136,7 @@ class RunDir:
         path = Path(path)
         if not (path / "run.toml").exists():
             raise ConfigError(f"{path} is no run directory: it has no run.toml")
-        config, facts = _read_toml(path)
+        config, facts = read_run_file(path)
         return cls(path, config, facts, None)
 
     def journal_path(self, episode_id: str) -> Path:
@@ -174,14 +174,15 @@ class RunDir:
     def result(self, episode_id: str) -> dict[str, Any] | None:
         return self._results.get(episode_id)
 
+    def finished(self) -> list[str]:
+        """Ids of the finished episodes, those of a group together: groups and episodes in the order of their ids."""
+        return sorted(self._results, key=lambda episode_id: (self._results[episode_id]["group_id"], episode_id))
+
     def sample_groups(self) -> Iterator[list[Sample]]:
-        """The samples of all finished episodes, those of a group together: groups and episodes in the order of ids."""
-        groups: dict[str, list[str]] = {}
-        for episode_id, row in self._results.items():
-            if row["samples"]:
-                groups.setdefault(row["group_id"], []).append(episode_id)
-        for _, episode_ids in sorted(groups.items()):
-            yield [s for episode_id in sorted(episode_ids) for s in read_samples(self.samples_path(episode_id))]
+        """The samples of all finished episodes, those of a group together, in the order of `finished`."""
+        with_samples = [episode_id for episode_id in self.finished() if self._results[episode_id]["samples"]]
+        for _, group in itertools.groupby(with_samples, key=lambda episode_id: self._results[episode_id]["group_id"]):
+            yield [sample for episode_id in group for sample in read_samples(self.samples_path(episode_id))]
 
     def samples(self) -> Iterator[Sample]:
         """The samples of all finished episodes, in the order of `sample_groups`."""
@@ -293,53 +294,3 @@ def _take_lock(path: Path) -> int:
     os.ftruncate(fd, 0)
     os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
     return fd
-
-
-def _read_toml(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    try:
-        with (path / "run.toml").open("rb") as file:
-            stored = tomllib.load(file)
-        if stored["schema"] != 1:
-            raise ConfigError(f"{path} was written by another version of sandlot (schema {stored['schema']})")
-        return stored["config"], stored["facts"]
-    except (tomllib.TOMLDecodeError, KeyError) as e:
-        raise ConfigError(f"{path / 'run.toml'} cannot be read: {e}") from e
-
-
-def _plain(value: Any, where: str) -> Any:
-    """`value` as TOML can hold it; TOML has no null, so what is None is left out."""
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v, f"{where}.{k}") for k, v in value.items() if v is not None}
-    if isinstance(value, (list, tuple)):
-        return [_plain(v, f"{where}[{n}]") for n, v in enumerate(value)]
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    if isinstance(value, StrEnum):
-        return str(value)
-    if isinstance(value, (str, bool, int, float)):
-        return value
-    raise ConfigError(f"{where} is {value!r}, which run.toml cannot hold")
-
-
-def _first_difference(stored: Mapping[str, Any], now: Mapping[str, Any], may_differ: Collection[str]) -> str:
-    """The first dotted key at which two configurations differ, with both values; empty when there is none."""
-    before, after = dict(_flat(stored)), dict(_flat(now))
-    for key in [*before, *(k for k in after if k not in before)]:
-        if any(key == free or key.startswith(f"{free}.") for free in may_differ):
-            continue
-        old, new = before.get(key), after.get(key)
-        if old != new or type(old) is not type(new):
-            return f"{key} was {_shown(old)}, is {_shown(new)}"
-    return ""
-
-
-def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
-def _shown(value: Any) -> str:
-    return "not set" if value is None else repr(value)
