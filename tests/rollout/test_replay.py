@@ -332,12 +332,12 @@ def test_wrong_arguments_are_one_sentence(tmp_path: Path) -> None:
 async def test_the_prompts_of_a_run_are_asked_again_at_an_engine(fmt: TemplateFormat, tmp_path: Path) -> None:
     import aiohttp
 
-    from sandlot.rollout.serve import _recorders
+    from sandlot.rollout.serve import recorders
 
     model = make_toy_model(tmp_path / "toy")
     told = ToldEngine(fmt, lambda prompt, number: f"reply {number}")
     with RunDir.create_or_continue(tmp_path / "run", {"k": 1}) as run:
-        async with Gateway(told.policy(), recorder=_recorders(run)) as gateway, aiohttp.ClientSession() as http:
+        async with Gateway(told.policy(), recorder=recorders(run)) as gateway, aiohttp.ClientSession() as http:
             url = f"http://127.0.0.1:{await gateway.serve()}"
             for name in ("one", "two"):
                 opened = gateway.open(name)

@@ -20,16 +20,17 @@ class PromptIds(Sequence[int]):
 
     __slots__ = ("array", "spelt")
 
-    def __init__(self, array: Array, spelt: bytes | None = None) -> None:
+    def __init__(self, array: Array, spelt: tuple[bytes, ...] | None = None) -> None:
         self.array = array
-        self.spelt = spell(array) if spelt is None else spelt
-        """The ids in JSON without the brackets around them."""
+        self.spelt = _pieces(array) if spelt is None else spelt
+        """The ids in JSON without the brackets around them, in pieces that stand one after the other."""
 
     def followed_by(self, *more: Array) -> PromptIds:
         """These ids and then those."""
-        pieces = [piece for piece in more if len(piece)]
-        spelt = b",".join([*([self.spelt] if len(self.array) else []), *map(spell, pieces)])
-        return PromptIds(np.concatenate([self.array, *pieces]), spelt)
+        spelt = self.spelt
+        for ids in more:
+            spelt += _pieces(ids, b"," if spelt else b"")
+        return PromptIds(np.concatenate([self.array, *more]), spelt)
 
     def __len__(self) -> int:
         return len(self.array)
@@ -54,13 +55,12 @@ class PromptIds(Sequence[int]):
         return f"PromptIds({len(self)} ids)"
 
 
-def spell(ids: Array) -> bytes:
-    """Ids in JSON without the brackets around them."""
-    return msgspec.json.encode(ids.tolist())[1:-1]
+def _pieces(ids: Array, before: bytes = b"") -> tuple[bytes, ...]:
+    return (before + msgspec.json.encode(ids.tolist())[1:-1],) if len(ids) else ()
 
 
 def with_ids(body: dict[str, Any], field: str, ids: Sequence[int]) -> bytes:
     """A request body in JSON, the ids in its last field."""
-    spelt = ids.spelt if isinstance(ids, PromptIds) else msgspec.json.encode(list(ids))[1:-1]
+    spelt = ids.spelt if isinstance(ids, PromptIds) else (msgspec.json.encode(list(ids))[1:-1],)
     head = msgspec.json.encode(body)[:-1]
-    return b"".join([head, b"," if body else b"", msgspec.json.encode(field), b":[", spelt, b"]}"])
+    return b"".join([head, b"," if body else b"", msgspec.json.encode(field), b":[", *spelt, b"]}"])

@@ -15,7 +15,7 @@ from sandlot.engine.base import Generation
 from sandlot.gateway.call import Asked, Policy, Told
 from sandlot.gateway.wire import minted
 from sandlot.gateway.wire.base import Answer
-from sandlot.trajectory.turn import Turn, ids_array, ids_sha256
+from sandlot.trajectory.turn import Turn, ids_array
 
 SENT_STATUSES: frozenset[CallStatus] = frozenset({"ok", "unknown_tool", "invalid_arguments"})
 """Calls the agent is told of as calls; the others it sees as text."""
@@ -34,10 +34,10 @@ class Taken:
     statuses: tuple[CallStatus, ...]
 
 
-def take(asked: Asked, generation: Generation, reply: Reply, policy: Policy, parent_length: int) -> Taken:
-    """Everything that follows from a generation. `parent_length`: tokens of the turn that the request continues."""
+def take(asked: Asked, generation: Generation, reply: Reply, policy: Policy, shared: int, prompt_sha256: str) -> Taken:
+    """Everything that follows from a generation. `shared`: tokens of the turn that the prompt continues."""
     cut = generation.finish_reason == "length"
-    turn = _turn(asked, generation, reply, policy, parent_length)
+    turn = _turn(asked, generation, reply, policy, shared, prompt_sha256)
     sent = [c for c in reply.calls if c.status in SENT_STATUSES]
     call_ids = tuple(minted.call_id(asked.call_prefix, turn.id, k) for k in range(len(sent)))
     signature = minted.signature(turn.id)
@@ -55,19 +55,18 @@ def _calls(sent: Sequence[ParsedCall], call_ids: Sequence[str]) -> tuple[ToolCal
     return tuple(ToolCall(c.name, c.arguments, i) for c, i in zip(sent, call_ids, strict=True))
 
 
-def _turn(asked: Asked, generation: Generation, reply: Reply, policy: Policy, parent_length: int) -> Turn:
+def _turn(asked: Asked, generation: Generation, reply: Reply, policy: Policy, shared: int, prompt_sha256: str) -> Turn:
     match, sampled = asked.match, len(generation.output_ids)
-    extends = len(asked.new_ids) < len(asked.prompt)
-    declined = match.turn is not None and policy.format.can_extend and not extends
+    declined = match.turn is not None and policy.format.can_extend and asked.continued is None
     return Turn(
         id=secrets.token_hex(10),
-        parent=match.turn if extends else None,
-        shared=parent_length if extends else 0,
+        parent=asked.continued,
+        shared=shared,
         new_ids=asked.new_ids,
         output_ids=ids_array(list(generation.output_ids)),
         logprobs=np.asarray(generation.logprobs, dtype=np.float64),
         finish_reason=generation.finish_reason,
-        prompt_sha256=ids_sha256(asked.prompt.array),
+        prompt_sha256=prompt_sha256,
         prompt_length=len(asked.prompt),
         versions=tuple((s.version, s.start, s.end) for s in generation.versions) or ((asked.version, 0, sampled),),
         sampling=asked.sampling.as_dict(),

@@ -53,6 +53,11 @@ class Asked:
     sampling: SamplingParams
     version: str
 
+    @property
+    def continued(self) -> str | None:
+        """The turn whose prompt and output this prompt begins with."""
+        return self.match.turn if len(self.new_ids) < len(self.prompt) else None
+
 
 @dataclass(frozen=True)
 class Told:

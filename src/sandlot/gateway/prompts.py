@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
 from sandlot.engine.ids import PromptIds
 from sandlot.trajectory.tree import SessionTree
-from sandlot.trajectory.turn import Ids, Turn
+from sandlot.trajectory.turn import Ids, Turn, ids_hash
+
+if TYPE_CHECKING:
+    from _hashlib import HASH as IdsHash
 
 _BRANCHES = 4
 """How many branches are kept whole. Others are read from the tree, which costs a few milliseconds."""
+
+
+@dataclass(frozen=True)
+class _Asked:
+    ids: PromptIds
+    hash: IdsHash
 
 
 class Prompts:
@@ -15,18 +27,24 @@ class Prompts:
 
     def __init__(self, tree: SessionTree) -> None:
         self._tree = tree
-        self._asked: dict[str, PromptIds] = {}
+        self._asked: dict[str, _Asked] = {}
 
     def continued(self, turn_id: str, new: Ids) -> PromptIds:
         """Prompt and output of a turn, then `new`."""
         if (asked := self._asked.get(turn_id)) is not None:
-            return asked.followed_by(self._tree[turn_id].output_ids, new)
+            return asked.ids.followed_by(self._tree[turn_id].output_ids, new)
         return PromptIds(self._tree.ids(turn_id)).followed_by(new)
 
-    def keep(self, turn: Turn, prompt: PromptIds) -> None:
+    def hashed(self, turn_id: str | None, prompt: PromptIds) -> IdsHash:
+        """What proves a prompt that goes on from a turn, or from none: only what is new in it is hashed."""
+        if turn_id is not None and (asked := self._asked.get(turn_id)) is not None:
+            return ids_hash(prompt.array[len(asked.ids) :], asked.hash)
+        return ids_hash(prompt.array)
+
+    def keep(self, turn: Turn, prompt: PromptIds, hash_: IdsHash) -> None:
         """Remember what a turn was sampled from, instead of what its parent was."""
         if turn.parent is not None:
             self._asked.pop(turn.parent, None)
-        self._asked[turn.id] = prompt
+        self._asked[turn.id] = _Asked(prompt, hash_)
         if len(self._asked) > _BRANCHES:
             del self._asked[next(iter(self._asked))]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -64,11 +64,7 @@ class _Handler:
                 told = await self._turn(session, asked, wire)
             except WireError as error:
                 return refused(wire, error)
-            response = web.Response(body=wire.body(told.answer, asked), content_type=_JSON)
-            await response.prepare(request)
-            with session.delivering(told.turn_id):
-                await response.write_eof()
-            return response
+            return await self._deliver(session, told, wire.body(told.answer, asked), {"Content-Type": _JSON}, request)
 
         return handle
 
@@ -157,34 +153,41 @@ class _Handler:
     ) -> web.StreamResponse:
         call = session.call(asked, wire.call_prefix)
         kind = "text/event-stream" if asked.framing == "events" else _JSON
-        response = web.StreamResponse(headers={"Content-Type": kind, "Cache-Control": "no-cache"})
+        headers = {"Content-Type": kind, "Cache-Control": "no-cache"}
         if isinstance(call, Told):
-            await response.prepare(request)
-            with session.delivering(call.turn_id):
-                await response.write_eof(wire.head(call.answer.head, asked) + wire.tail(call.answer, asked))
-            return response
+            events = wire.head(call.answer.head, asked) + wire.tail(call.answer, asked)
+            return await self._deliver(session, call, events, headers, request)
         with call:
             head = await call.ready()
-            written, beats = b"", 0
             if await call.ended(self._gateway.limits.grace):
                 told = await call.result()  # a fast failure still gets a true HTTP status
-                await response.prepare(request)
-                written = wire.head(head, asked)
-            else:
-                await response.prepare(request)
-                await response.write(wire.head(head, asked))
-                while not await call.ended(self._gateway.limits.keepalive):
-                    await response.write(wire.keepalive(head, asked, beats))
-                    beats += 1
-                try:
-                    told = await call.result()
-                except WireError as error:
-                    if error.kind == "overloaded":  # the word by which clients know that asking again may help
-                        error = WireError("overloaded", f"overloaded: {error}")
-                    await response.write_eof(wire.error_event(error, head, asked, beats))
-                    return response
+                events = wire.head(head, asked) + wire.tail(told.answer, asked)
+                return await self._deliver(session, told, events, headers, request)
+            response, beats = web.StreamResponse(headers=headers), 0
+            await response.prepare(request)
+            await response.write(wire.head(head, asked))
+            while not await call.ended(self._gateway.limits.keepalive):
+                await response.write(wire.keepalive(head, asked, beats))
+                beats += 1
+            try:
+                told = await call.result()
+            except WireError as error:
+                if error.kind == "overloaded":  # the word by which clients know that asking again may help
+                    error = WireError("overloaded", f"overloaded: {error}")
+                await response.write_eof(wire.error_event(error, head, asked, beats))
+                return response
             with session.delivering(told.turn_id):
-                await response.write_eof(written + wire.tail(told.answer, asked, beats))
+                await response.write_eof(wire.tail(told.answer, asked, beats))
+        return response
+
+    async def _deliver(
+        self, session: Session, told: Told, body: bytes, headers: Mapping[str, str], request: web.Request
+    ) -> web.StreamResponse:
+        """Send a whole answer in one write."""
+        response = web.Response(body=body, headers=headers)
+        await response.prepare(request)
+        with session.delivering(told.turn_id):
+            await response.write_eof()
         return response
 
 

@@ -241,14 +241,15 @@ class Session:
         return whole, whole.array
 
     async def _commit(self, asked: Asked, generation: Generation) -> Told:
+        proof = self._prompts.hashed(asked.continued, asked.prompt)
         if len(generation.output_ids) <= _SHORT_ANSWER:
-            taken = self._take(asked, generation)
+            taken = self._take(asked, generation, proof.hexdigest())
         else:
-            taken = await self._in_thread(self._take, asked, generation)
+            taken = await self._in_thread(self._take, asked, generation, proof.hexdigest())
         turn = taken.turn
         await self._ledger.run(self._ledger.recorder.turn, turn)
         self.tree.add(turn)
-        self._prompts.keep(turn, asked.prompt)
+        self._prompts.keep(turn, asked.prompt, proof)
         self.turns.append(turn)
         if turn.fork:
             self.forks.append((turn.id, turn.fork))
@@ -260,14 +261,13 @@ class Session:
             self._stored[asked.head.id] = Stored((*before, said), asked.request.found)
         return taken.told
 
-    def _take(self, asked: Asked, generation: Generation) -> Taken:
+    def _take(self, asked: Asked, generation: Generation, prompt_sha256: str) -> Taken:
         """What was sampled, parsed."""
-        parent = asked.match.turn
         cut = generation.finish_reason == "length"
         fmt, tools = self.policy.format, asked.request.callable
         reply = fmt.parse(list(generation.output_ids), asked.prompt, tools, truncated=cut)
-        length = self.tree[parent].length if parent is not None else 0
-        return take(asked, generation, reply, self.policy, length)
+        shared = self.tree[asked.continued].length if asked.continued is not None else 0
+        return take(asked, generation, reply, self.policy, shared, prompt_sha256)
 
     # -- small parts --------------------------------------------------------------------------------------------
 

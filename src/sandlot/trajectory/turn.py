@@ -6,10 +6,13 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from _hashlib import HASH as IdsHash
 
 Ids = npt.NDArray[np.int32]
 
@@ -23,7 +26,14 @@ def ids_array(ids: Any) -> Ids:
 
 def ids_sha256(ids: Ids) -> str:
     """Hex SHA-256 over the little-endian int32 bytes of token ids: how a prompt is proven without storing it twice."""
-    return sha256(np.ascontiguousarray(ids, dtype="<i4").data).hexdigest()
+    return ids_hash(ids).hexdigest()
+
+
+def ids_hash(ids: Ids, begun: IdsHash | None = None) -> IdsHash:
+    """The same before it is written out, of `ids` alone or after those that `begun` stands for, which it leaves be."""
+    hasher = sha256() if begun is None else begun.copy()
+    hasher.update(np.ascontiguousarray(ids, dtype="<i4").data)
+    return hasher
 
 
 @dataclass(frozen=True, eq=False)
