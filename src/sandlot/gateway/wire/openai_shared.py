@@ -27,7 +27,7 @@ def error_object(error: WireError) -> dict[str, Any]:
     return {"error": {"message": str(error), "type": kind, "param": None, "code": code}}
 
 
-def freeform_tool(declared: Mapping[str, Any], name: str, namespace: str = "") -> Tool:
+def freeform_tool(declared: Mapping[str, Any], name: str) -> Tool:
     """A freeform tool as the model sees it; the grammar its text must follow is told, since nothing enforces it."""
     text: dict[str, Any] = {"type": "string"}
     wanted = declared.get("format")
@@ -36,7 +36,7 @@ def freeform_tool(declared: Mapping[str, Any], name: str, namespace: str = "") -
     if isinstance(wanted, dict) and (definition := string(wanted.get("definition"))):
         text["description"] = f"Raw text that follows this {string(wanted.get('syntax'))} grammar:\n{definition}"
     schema = {"type": "object", "properties": {"input": text}, "required": ["input"]}
-    return Tool(name, string(declared.get("description")), schema, "custom", namespace)
+    return Tool(name, string(declared.get("description")), schema, "custom")
 
 
 def freeform_text(call: ParsedCall) -> str:

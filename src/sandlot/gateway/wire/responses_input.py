@@ -8,6 +8,7 @@ those that a client's tool search found are told to the model where the search g
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sandlot.chat.messages import Message, Tool, ToolCall
@@ -24,35 +25,39 @@ from sandlot.gateway.wire.canon import (
 from sandlot.gateway.wire.framing import encode
 from sandlot.gateway.wire.minted import turn_of
 from sandlot.gateway.wire.openai_shared import freeform_tool
-from sandlot.gateway.wire.transcript import Piece, Result, Step
+from sandlot.gateway.wire.transcript import Piece, Result, Step, made_of
 
 SEARCH = "tool_search"
 _RESULTS = frozenset({"function_call_output", "custom_tool_call_output"})
 
 
-def tools_of(declared: Any, where: str, namespace: str = "") -> tuple[Tool, ...]:
+def tools_of(declared: Any, where: str) -> tuple[Tool, ...]:
     """Tools a model can be shown. The vendor's own (web search and others that it runs itself) are left out."""
     if declared is None:
         return ()
     if not isinstance(declared, list):
         raise invalid(where, "it must be a list")
-    tools: list[Tool] = []
-    for entry in declared:
-        if not isinstance(entry, dict):
-            continue
-        kind, name = entry.get("type"), string(entry.get("name"))
-        full = flat_name(namespace, name)
-        parameters = entry.get("parameters")
-        schema = parameters if isinstance(parameters, dict) else {}
-        if kind == "function" and name:
-            tools.append(Tool(full, string(entry.get("description")), schema, namespace=namespace))
-        elif kind == "custom" and name:
-            tools.append(freeform_tool(entry, full, namespace))
-        elif kind == "namespace" and name and not namespace:
-            tools += tools_of(entry.get("tools"), f"{where}.{name}", name)
-        elif kind == SEARCH and entry.get("execution") == "client":
-            tools.append(Tool(SEARCH, string(entry.get("description")), schema, "search"))
-    return tuple(tools)
+    return tuple(tool for entry in declared if isinstance(entry, dict) for tool in made_of(entry, where, _tools))
+
+
+def _tools(entry: Mapping[str, Any], where: str) -> tuple[Tool, ...]:
+    kind, name = entry.get("type"), string(entry.get("name"))
+    parameters = entry.get("parameters")
+    schema = parameters if isinstance(parameters, dict) else {}
+    if kind == "function" and name:
+        return (Tool(name, string(entry.get("description")), schema),)
+    if kind == "custom" and name:
+        return (freeform_tool(entry, name),)
+    if kind == "namespace" and name:
+        inner = tools_of(entry.get("tools"), f"{where}.{name}")
+        return tuple(
+            replace(tool, name=flat_name(name, tool.name), namespace=name)
+            for tool in inner
+            if tool.kind != "search" and not tool.namespace
+        )
+    if kind == SEARCH and entry.get("execution") == "client":
+        return (Tool(SEARCH, string(entry.get("description")), schema, "search"),)
+    return ()
 
 
 def flat_name(namespace: str, name: str) -> str:
