@@ -51,6 +51,7 @@ def arguments(**changes: Any) -> SimpleNamespace:
     """The trainer's arguments that hooks look at, with their defaults."""
     values: dict[str, Any] = {
         "reward_key": None,
+        "custom_reward_post_process_path": "sandlot.trainers.slime.reward_post_process",
         "advantage_estimator": "grpo",
         "rewards_normalization": True,
         "grpo_std_normalization": True,

@@ -311,6 +311,17 @@ async def test_an_old_trainer_without_rollout_ids_is_refused() -> None:
         await slime.generate(arguments(), SimpleNamespace(), sampling_params())
 
 
+async def test_rewards_that_would_be_compared_over_the_batch_are_refused(tmp_path: Path) -> None:
+    unset = {"custom_reward_post_process_path": None, "hf_checkpoint": "x"}
+    with pytest.raises(ConfigError, match=r"path sandlot\.trainers\.vime\.reward_post_process"):
+        await vime.generate(arguments(**unset), sample_of(), sampling_params())
+    for fine in ({"rewards_normalization": False}, {"advantage_estimator": "ppo"}):
+        with pytest.raises(ConfigError, match="custom-config-path"):  # the next thing that is missing
+            await vime.generate(arguments(**unset, **fine), sample_of(), sampling_params())
+    with pytest.raises(ConfigError, match="custom-config-path"):
+        await vime.generate(arguments(**unset), sample_of(), sampling_params(), evaluation=True)
+
+
 @pytest.mark.parametrize("option", ["partial_rollout", "group_rm", "use_rollout_routing_replay"])
 async def test_settings_that_break_on_fan_out_are_refused(option: str) -> None:
     with pytest.raises(ConfigError, match=f"--{option.replace('_', '-')} cannot be used"):

@@ -72,7 +72,7 @@ async def generate(flavor: Flavor, args: Any, sample: Any, sampling_params: dict
 
     Raises `ConfigError` for what no episode can survive; everything else becomes one aborted placeholder.
     """
-    check_arguments(flavor, args, sample)
+    check_arguments(flavor, args, sample, evaluation=evaluation)
     sampling = sampling_of(sampling_params, evaluation=evaluation)
     state = await _state(flavor, args)
     try:
@@ -85,7 +85,7 @@ async def generate(flavor: Flavor, args: Any, sample: Any, sampling_params: dict
     return _give(args, sample, _fields(done), _why(done), evaluation)
 
 
-def check_arguments(flavor: Flavor, args: Any, sample: Any) -> None:
+def check_arguments(flavor: Flavor, args: Any, sample: Any, *, evaluation: bool) -> None:
     """`ConfigError` for settings of the trainer under which rollouts that fan out would train wrongly, or crash it."""
     if not hasattr(sample, "rollout_id"):
         raise ConfigError(
@@ -94,6 +94,12 @@ def check_arguments(flavor: Flavor, args: Any, sample: Any) -> None:
     for name, why in _UNFIT.items():
         if getattr(args, name, False):
             raise ConfigError(f"--{name.replace('_', '-')} cannot be used with agents' episodes: {why}")
+    compares = not evaluation and _estimator(args) != "none"
+    if compares and not getattr(args, "custom_reward_post_process_path", None):
+        raise ConfigError(
+            "episodes that fan out would be compared over the whole batch: set --custom-reward-post-process-path "
+            f"sandlot.trainers.{flavor.name}.reward_post_process"
+        )
 
 
 def sampling_of(params: dict[str, Any], *, evaluation: bool) -> SamplingParams:
