@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sandlot.harness import Endpoint, Harness, claude_code
+from sandlot.harness import Endpoint, Harness
 from sandlot.harness.claude_code import ClaudeCode
 from sandlot.harness.codex import Codex
 from sandlot.harness.opencode import OpenCode
@@ -92,11 +92,8 @@ async def test_a_sub_agent_that_is_waited_for(make_rig: MakeRig, tmp_path: Path,
     await proven(rigs[0], len(found))
 
 
-@pytest.mark.parametrize("harness", [ClaudeCode(bare=False), Codex()], ids=lambda h: h.name)
-async def test_sub_agents_that_work_beside_their_parent(
-    make_rig: MakeRig, tmp_path: Path, harness: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delitem(claude_code._ENV, "CLAUDE_CODE_DISABLE_BACKGROUND_TASKS")
+@pytest.mark.parametrize("harness", [ClaudeCode(bare=False, background=True), Codex()], ids=lambda h: h.name)
+async def test_sub_agents_that_work_beside_their_parent(make_rig: MakeRig, tmp_path: Path, harness: Harness) -> None:
     plans = {
         "ROOT": [f"{spawn(harness, 'A')}\n{spawn(harness, 'B')}", shell_call(harness, WAIT), "Done."],
         "A": [shell_call(harness, "echo > a"), "A is done."],

@@ -28,7 +28,6 @@ _ENV = {
     "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
     "CLAUDE_CODE_DISABLE_EXPERIMENTAL_BETAS": "1",
     "ENABLE_TOOL_SEARCH": "false",
-    "CLAUDE_CODE_DISABLE_BACKGROUND_TASKS": "1",
     "CLAUDE_CODE_MAX_RETRIES": "2",
     "API_TIMEOUT_MS": _NEVER,
     "CLAUDE_STREAM_FIRST_BYTE_TIMEOUT_MS": _NEVER,
@@ -41,15 +40,24 @@ class ClaudeCode:
     """Claude Code in print mode.
 
     `bare` is its small form (3 tools, about 1k tokens of prompt); None chooses it where the context is small.
-    `compaction` lets it summarise a history that grows too long; without it such a session ends.
+    `compaction` lets it summarise a history that grows too long; without it such a session ends. `background` lets
+    commands and sub-agents run beside it; without it each is waited for.
     """
 
     name = "claude-code"
     protocols = ("anthropic",)
 
-    def __init__(self, *, bare: bool | None = None, compaction: bool = False, progress: Progress | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        bare: bool | None = None,
+        compaction: bool = False,
+        background: bool = False,
+        progress: Progress | None = None,
+    ) -> None:
         self._bare = bare
         self._compaction = compaction
+        self._background = background
         self._progress = progress
         self.prompt_tokens = 19_500 if bare is False else 1_000
 
@@ -77,6 +85,8 @@ class ClaudeCode:
             "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(endpoint.max_output_tokens),
             "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(endpoint.context_window),
         }
+        if not self._background:
+            env["CLAUDE_CODE_DISABLE_BACKGROUND_TASKS"] = "1"
         if not self._compaction:
             # A fifth short of the window it knows of, it would give up by itself: the gateway decides.
             env |= {"DISABLE_AUTO_COMPACT": "1", "CLAUDE_CODE_MAX_CONTEXT_TOKENS": _HUGE_WINDOW}
