@@ -205,6 +205,26 @@ class TestRequest:
         assert (first.branch, first.marked_retry) == ("side", False)
         assert WIRE.parse(body, {"x-claude-code-agent-id": "a1"}).branch == "subagent:a1"
 
+    def test_tools_that_are_known_by_type_have_a_schema(self) -> None:
+        """The client runs them, so the model must be told of them; what the vendor runs is left out."""
+        types = {
+            "bash": "bash_20250124",
+            "str_replace_based_edit_tool": "text_editor_20250728",
+            "memory": "memory_20250818",
+            "web_fetch": "web_fetch_20250910",
+            "code_execution": "code_execution_20250825",
+        }
+        tools = parse(
+            [{"role": "user", "content": "x"}], tools=[{"type": t, "name": name} for name, t in types.items()]
+        ).tools
+        assert [tool.name for tool in tools] == ["bash", "str_replace_based_edit_tool", "memory"]
+        assert list(tools[0].parameters["properties"]) == ["command", "restart"]
+        for tool in tools:
+            assert tool.description
+            assert set(tool.parameters["required"]) <= tool.parameters["properties"].keys()
+        own = {"type": "bash_20250124", "name": "bash", "input_schema": {"type": "object"}}
+        assert parse([{"role": "user", "content": "x"}], tools=[own]).tools == (Tool("bash", "", {"type": "object"}),)
+
     def test_unknown_blocks_become_notes(self) -> None:
         document = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "plain"}}
         pdf = {"type": "document", "source": {"type": "base64", "data": "AA"}}

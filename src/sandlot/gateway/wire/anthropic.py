@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sandlot.chat.messages import Message, ParsedCall, Tool, ToolCall
+from sandlot.gateway.wire.anthropic_tools import known_tool
 from sandlot.gateway.wire.base import Answer, ChatRequest, ErrorKind, Head, Recall, WireError, nothing_stored
 from sandlot.gateway.wire.canon import (
     block_text,
@@ -197,7 +198,7 @@ def _assistant(content: Any, where: str) -> Message:
 
 
 def _tools(tools: Any) -> tuple[Tool, ...]:
-    """The tools a model can be shown: all that come with a schema. The vendor's own server tools have none."""
+    """The tools a model can be shown: all that come with a schema, and those known by type that the client runs."""
     if tools is None:
         return ()
     if not isinstance(tools, list):
@@ -207,8 +208,10 @@ def _tools(tools: Any) -> tuple[Tool, ...]:
 
 
 def _tool(tool: Mapping[str, Any], where: str) -> Tool | None:
-    name, schema = string(tool.get("name")), tool.get("input_schema")
-    return Tool(name, string(tool.get("description")), schema) if name and isinstance(schema, dict) else None
+    name, description, schema = string(tool.get("name")), string(tool.get("description")), tool.get("input_schema")
+    if not isinstance(schema, dict) and (known := known_tool(string(tool.get("type")))):
+        description, schema = known
+    return Tool(name, description, schema) if name and isinstance(schema, dict) else None
 
 
 def _tool_use(call_id: str, call: ParsedCall, arguments: dict[str, Any]) -> dict[str, Any]:
