@@ -8,24 +8,24 @@ from statistics import median
 from typing import Any
 
 from gateway_kit.agent import Agent, Connection
-from gateway_kit.processes import Served
+from gateway_kit.processes import Measured
 from gateway_kit.workload import Workload
 
 
-async def connect(gateway: Served) -> Connection:
+async def connect(gateway: Measured) -> Connection:
     """A new connection to a gateway."""
     _, connection = await asyncio.get_running_loop().create_connection(Connection, "127.0.0.1", gateway.port)
     return connection
 
 
 def agent_of(
-    gateway: Served, workload: Workload, name: str, offset: int = 0, forks: frozenset[int] = frozenset()
+    gateway: Measured, workload: Workload, name: str, offset: int = 0, forks: frozenset[int] = frozenset()
 ) -> Agent:
     """An agent with a session of its own."""
     return Agent(workload, name, gateway.ask("open", session=name)["key"], offset, forks)
 
 
-async def warm(gateway: Served, workload: Workload) -> None:
+async def warm(gateway: Measured, workload: Workload) -> None:
     """A few turns that are not measured: imports, caches of the head, connections to the engine."""
     agent, connection = agent_of(gateway, workload, "warm", 3), await connect(gateway)
     for turn in range(3):
@@ -33,7 +33,7 @@ async def warm(gateway: Served, workload: Workload) -> None:
     connection.transport.close()
 
 
-async def one_session(gateway: Served, workload: Workload, turns: int, forks: int = 0) -> dict[str, Any]:
+async def one_session(gateway: Measured, workload: Workload, turns: int, forks: int = 0) -> dict[str, Any]:
     """CPU of each turn of one session, what it adds by turn number, memory, and the time to make its samples."""
     await warm(gateway, workload)
     at = frozenset(turns * (k + 1) // (forks + 1) for k in range(forks))
@@ -60,7 +60,7 @@ async def one_session(gateway: Served, workload: Workload, turns: int, forks: in
     }
 
 
-async def _settled(gateway: Served) -> float:
+async def _settled(gateway: Measured) -> float:
     """CPU seconds once the gateway has ended what it does after an answer."""
     spent = gateway.cpu_s()
     for _ in range(50):
@@ -79,7 +79,7 @@ def _slope(values: list[float]) -> float:
 
 
 async def many_sessions(
-    gateway: Served, workload: Workload, sessions: int, turns: int, *, delay: float = 0.0
+    gateway: Measured, workload: Workload, sessions: int, turns: int, *, delay: float = 0.0
 ) -> dict[str, Any]:
     """Throughput per core and the time added to the engine's. With a delay, the sessions begin spread over it."""
     await warm(gateway, workload)
@@ -111,7 +111,7 @@ async def many_sessions(
     }
 
 
-async def long_histories(gateway: Served, workload: Workload, sessions: int, tokens: int) -> dict[str, Any]:
+async def long_histories(gateway: Measured, workload: Workload, sessions: int, tokens: int) -> dict[str, Any]:
     """Many sessions post a long history at once that the gateway has never seen: how long its event loop stands."""
     await warm(gateway, workload)
     agents = []
