@@ -19,6 +19,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 OFF = GradingOptions(countercheck=False)
 TESTS = {"t.py": b"def test_a():\n    assert f() == 1\n\n\ndef test_b():\n    assert f()\n"}
 NAMES = ("t.py::test_a", "t.py::test_b")
+OTHER = {"u.py::test_a": "passed"}
 
 
 @pytest.mark.parametrize(
@@ -100,6 +101,7 @@ BAD = verdict(results("failed", "failed"))
         (GOOD, verdict(results("failed", "passed")), [BAD], 0.0, "test_b passes with its assertions inverted too", 2),
         (GOOD, verdict(results("failed", "passed")), [verdict(results("failed", "passed"))], 1.0, "", 2),
         (GOOD, verdict(results("passed", "failed")), None, 0.0, "test_a passes with its assertions inverted too", 1),
+        (verdict({**GOOD.tests, **OTHER}), verdict({**BAD.tests, **OTHER}), None, 1.0, "", 1),
         (verdict({}, 1.0), verdict({}, 0.0), [], 1.0, "", 1),
         (verdict({}, 0.5), verdict({}, 0.5), [verdict({}, 0.25)], 0.0, "the reward is the same", 2),
         (verdict({}, 0.5), verdict({}, 0.5), [verdict({}, 0.5)], 0.5, "", 2),

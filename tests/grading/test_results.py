@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandlot.errors import GradingError
-from sandlot.grading.names import match, required_tests
+from sandlot.grading.names import function_of, lies_in, match, required_tests
 from sandlot.grading.protect import reverted, test_roots
 from sandlot.grading.verdict import Verdict
 from sandlot.grading.witness import CONTROL_TESTS, control_source, doubts, read_report, without_controls
@@ -48,6 +48,26 @@ def test_a_cut_name_needs_every_test_it_could_mean() -> None:
 
 def test_trailing_blanks_do_not_count_and_the_worst_of_two_does() -> None:
     assert match(["a ", "b"], {"a": "passed", "b ": "passed", "b": "failed"})[0] == {"a ": "passed", "b": "failed"}
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "lies"),
+    [
+        ("tests/a.py::T::test_x[a::b c.d]", "test_x", True),
+        ("../tests/a.py::test_x", "test_x", True),
+        ("a.py::test_x", "test_x", True),
+        ("other/a.py::test_x", "test_x", False),
+        ("tests/ba.py::test_x", "test_x", False),
+        ("test_x (tests.a.T)", "test_x", True),
+        ("test_x (a.T.test_x)", "test_x", True),
+        ("test_x (tests.b.T)", "test_x", False),
+        ("T.test_x", "test_x", True),
+        ("test_x", "test_x", True),
+    ],
+)
+def test_names_of_all_forms_tell_function_and_file(name: str, function: str, lies: bool) -> None:
+    assert function_of(name) == function
+    assert lies_in(name, "tests/a.py") is lies
 
 
 @pytest.mark.parametrize("grading", [PytestGrading({}, ()), SweProGrading("", "", (), ())])

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from sandlot.errors import GradingError
 from sandlot.grading.credit import weighted
 from sandlot.grading.harbor import contradicted, forged, read_rewards
+from sandlot.grading.swepro import read_results
 from sandlot.grading.witness import Report
 from sandlot.tasks import GradingOptions
 
@@ -58,6 +59,29 @@ def test_a_reward_file_holds_numbers_from_0_to_1_or_is_none(data: bytes) -> None
             continue
         assert rewards
         assert all(0 <= number <= 1 for number in rewards.values())
+
+
+KEYS = st.sampled_from(["tests", "name", "status", "x"])
+ANY_JSON = st.recursive(
+    NUMBERS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3), max_leaves=8
+)
+
+
+@given(
+    st.binary(max_size=60)
+    | ANY_JSON.map(lambda value: json.dumps({"tests": value}).encode())
+    | ANY_JSON.map(lambda value: json.dumps(value).encode())
+    | st.integers(1, 100_000).map(lambda depth: b"[" * depth)
+)
+def test_what_a_parser_writes_is_results_or_refused(data: bytes) -> None:
+    try:
+        found = read_results(data)
+    except ValueError:
+        return
+    assert set(found.values()) <= {"passed", "failed", "error", "skipped"}
+    for test in json.loads(data)["tests"]:
+        if str(test["status"]).upper() != "PASSED":
+            assert found[str(test["name"])] != "passed"
 
 
 def test_one_number_of_several() -> None:

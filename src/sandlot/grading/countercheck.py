@@ -14,12 +14,14 @@ from typing import Any
 
 from sandlot.errors import FailureKind
 from sandlot.grading.invert import inverted
-from sandlot.grading.names import PASSED, SKIPPED, function_of
+from sandlot.grading.names import PASSED, SKIPPED, function_of, lies_in
 from sandlot.grading.verdict import Verdict
 from sandlot.tasks.task import Task
 
 Run = Callable[[bytes | None, Mapping[str, bytes]], Awaitable[Verdict]]
 """Grades the patch at hand (None) or another one, with these contents in the place of the hidden tests' own."""
+Functions = Mapping[str, set[str]]
+"""Names of test functions, each with the files that hold it."""
 
 
 async def counterchecked(task: Task, verdict: Verdict, tests: Mapping[str, bytes], run: Run) -> Verdict:
@@ -41,32 +43,36 @@ async def counterchecked(task: Task, verdict: Verdict, tests: Mapping[str, bytes
     facts |= {"reward": again.reward, "detail": again.detail, "tests": dict(again.tests)}
     if again.failure is FailureKind.INFRA_ERROR:
         return replace(again, evidence=evidence)
-    fault = await _fault(verdict, again, functions, run, known, instead)
+    fault = _passes_both(verdict, again, functions)
+    if known is not None:
+        if fault:
+            fault = _passes_both(verdict, again, functions, known=await run(known, instead))
+        fault = fault or await _same_reward(verdict, again, run, known, instead)
+        fault = fault or await _skips(verdict, functions, run, known)
     if fault:
         return Verdict(0.0, detail=fault, tests=verdict.tests, evidence=evidence)
     return replace(verdict, evidence=evidence)
 
 
-async def _fault(
-    verdict: Verdict, again: Verdict, functions: set[str], run: Run, known: bytes | None, instead: Mapping[str, bytes]
-) -> str:
-    """Why a verdict was not earned, or nothing."""
+def _passes_both(verdict: Verdict, again: Verdict, functions: Functions, known: Verdict | None = None) -> str:
     passes = _those(verdict, PASSED, functions) & _those(again, PASSED, functions)
-    same_reward = known is not None and not verdict.tests and (again.reward or 0.0) >= (verdict.reward or 0.0)
-    if known is not None and (passes or same_reward):
-        right = await run(known, instead)
-        passes -= _those(right, PASSED, functions)
-        same_reward = same_reward and (right.reward or 0.0) < (verdict.reward or 0.0)
-    if passes:
-        return f"{min(passes)} passes with its assertions inverted too, so its result was not earned"
-    if same_reward:
-        return "the reward is the same with the tests' assertions inverted, so it was not earned"
+    if known is not None:
+        passes -= _those(known, PASSED, functions)
+    return f"{min(passes)} passes with its assertions inverted too, so its result was not earned" if passes else ""
+
+
+async def _same_reward(verdict: Verdict, again: Verdict, run: Run, known: bytes, instead: Mapping[str, bytes]) -> str:
+    reward = verdict.reward or 0.0
+    if verdict.tests or (again.reward or 0.0) < reward or ((await run(known, instead)).reward or 0.0) >= reward:
+        return ""
+    return "the reward is the same with the tests' assertions inverted, so it was not earned"
+
+
+async def _skips(verdict: Verdict, functions: Functions, run: Run, known: bytes) -> str:
     skipped = _those(verdict, SKIPPED, functions)
-    if skipped and known is not None:
+    if skipped:
         skipped &= _those(await run(known, {}), PASSED, functions)
-        if skipped:
-            return f"{min(skipped)} was skipped, but passes with the known solution"
-    return ""
+    return f"{min(skipped)} was skipped, but passes with the known solution" if skipped else ""
 
 
 def _meant(task: Task) -> frozenset[str] | None:
@@ -75,6 +81,7 @@ def _meant(task: Task) -> frozenset[str] | None:
     return frozenset(map(function_of, names)) or None
 
 
-def _those(verdict: Verdict, outcome: str, functions: set[str]) -> set[str]:
+def _those(verdict: Verdict, outcome: str, functions: Functions) -> set[str]:
     """The tests of these functions that ended so."""
-    return {name for name, became in verdict.tests.items() if became == outcome and function_of(name) in functions}
+    ended = {name for name, became in verdict.tests.items() if became == outcome}
+    return {name for name in ended if any(lies_in(name, path) for path in functions.get(function_of(name), ()))}

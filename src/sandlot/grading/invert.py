@@ -53,26 +53,31 @@ class Edit:
 
 def inverted(
     files: Mapping[str, bytes], names: frozenset[str] | None, *, seed: str, exact: bool
-) -> tuple[dict[str, bytes], set[str]]:
-    """Those of `files` that change, inverted, and the names of the functions that were.
+) -> tuple[dict[str, bytes], dict[str, set[str]]]:
+    """Those of `files` that change, inverted, and the names of the functions that were, each with its files.
 
-    `names` are the functions meant; None means all that are called like tests. A name of which one function cannot be
-    inverted is left out of the answer. Otherwise than `exact` means other expected values and opposite operators: those
-    look like any test and show objects that equal everything, but go wrong where a library is about such objects.
+    `names` are the functions meant; None means all that are called like tests. A file that holds one of a name that
+    cannot be inverted is left out of that name's. `exact` is a plain negation. Without it there are also other expected
+    values and opposite operators: they look like any test and show objects that equal everything, but go wrong where a
+    library is about such objects.
     """
     found: dict[str, bytes] = {}
-    done: set[str] = set()
-    left: set[str] = set()
+    done: dict[str, set[str]] = {}
     for path, source in files.items():
-        edits = []
+        edits: list[Edit] = []
+        left: set[str] = set()
         for function, text in _functions_of(path, source):
             if function.name in names if names is not None else _is_test(function.name):
-                edit = _edit(function, text, random.Random(f"{seed} {path} {function.lineno}"), exact)
-                (done if edit else left).add(function.name)
-                edits += [edit] if edit else []
+                if edit := _edit(function, text, random.Random(f"{seed} {path} {function.lineno}"), exact):
+                    edits.append(edit)
+                    done.setdefault(function.name, set()).add(path)
+                else:
+                    left.add(function.name)
+        for name in left & done.keys():
+            done[name].discard(path)
         if edits:
             found[path] = applied(source, edits)
-    return found, done - left
+    return found, {name: paths for name, paths in done.items() if paths}
 
 
 def applied(source: bytes, edits: Iterable[Edit]) -> bytes:

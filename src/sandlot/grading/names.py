@@ -50,6 +50,19 @@ def function_of(name: str) -> str:
     return re.sub(r"[\[\s].*", "", name, flags=re.DOTALL).rpartition("::")[2].rpartition(".")[2]
 
 
+def lies_in(name: str, path: str) -> bool:
+    """Whether a test of that full name can be of the file `path`. Either may lack directories in front; names of
+    unittest tell a module, and R2E-Gym's nothing."""
+    file, parted, _ = name.partition("::")
+    if parted:
+        return f"/{file}".endswith(f"/{path}") or f"/{path}".endswith(f"/{file}")
+    if module := re.search(r"\(([\w.]+)\)", name):
+        parts = module[1].split(".")
+        dotted = "." + path.removesuffix(".py").replace("/", ".")
+        return any(dotted.endswith("." + ".".join(parts[:length])) for length in range(1, len(parts) + 1))
+    return True
+
+
 def is_cut(name: str) -> bool:
     """Whether the name's parameter part was opened and never closed."""
     return "[" in name and not name.endswith("]")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import secrets
-from typing import Any
 
 from sandlot.errors import GradingError
 from sandlot.grading.bench import Bench
@@ -63,11 +62,18 @@ async def _parse(bench: Bench, grading: SweProGrading, place: str, stdout: bytes
     done = await bench.sandbox.exec(["python3", "-I", *arguments], user="root", cwd=parsing, timeout=_PARSER_TIMEOUT)
     bench.evidence["parser"] = {"exit_code": done.exit_code, "log": done.text()[-4000:]}
     try:
-        result: Any = json.loads(await bench.sandbox.read_file(f"{parsing}/result.json"))
-        found: dict[str, str] = {}
-        for test in result["tests"]:
+        return read_results(await bench.sandbox.read_file(f"{parsing}/result.json"))
+    except (FileNotFoundError, ValueError) as error:
+        raise GradingError(f"the parser gave no readable result ({error}): {done.text()[-500:].strip()}") from None
+
+
+def read_results(data: bytes) -> dict[str, str]:
+    """The results by name, the worst where a name has several; `ValueError` with the reason for anything else."""
+    found: dict[str, str] = {}
+    try:
+        for test in json.loads(data)["tests"]:
             name, status = str(test["name"]), _STATUSES.get(str(test["status"]).upper(), "failed")
             found[name] = worst([status, found.get(name, status)])
-    except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
-        raise GradingError(f"the parser gave no readable result ({error}): {done.text()[-500:].strip()}") from None
+    except (KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"it is not an object with tests, each with a name and a status: {error!r}") from None
     return found
