@@ -133,6 +133,14 @@ async def test_the_engine_demands_proof(model_dir: Path) -> None:
     assert (made.output_ids, made.finish_reason, made.versions[0].version) == ((5, 6, 7), "stop", "7")
     assert (await ask(Servers(told), SamplingParams(max_tokens=2, stop_token_ids=(7,)))).finish_reason == "length"
     assert (await ask(Servers(told, step=None))).versions == ()
+
+    class Updated(Servers):
+        async def generate(self, *args: Any, **kwargs: Any) -> Any:
+            made = await super().generate(*args, **kwargs)
+            made.extra_fields |= {"min_global_steps": 5, "max_global_steps": 7}
+            return made
+
+    assert [v.version for v in (await ask(Updated(told))).versions] == ["5"]  # staleness is never understated
     with pytest.raises(EngineError, match="aborted"):
         await ask(Servers(told, stop_reason="aborted"))
     with pytest.raises(ContextOverflowError):

@@ -68,7 +68,9 @@ class VerlEngine:
             raise EngineError("verl's server aborted the call; it may be repeated")
         # verl does not tell a full answer from one that was cut: the stop token and the limit do.
         cut = len(ids) >= limit and (not ids or ids[-1] not in sampling.stop_token_ids)
-        step = output.extra_fields.get("global_steps")
+        # A call that went on after a weight update names the first and the last step, not where it changed.
+        told = output.extra_fields
+        step = told.get("global_steps") if told.get("min_global_steps") is None else told["min_global_steps"]
         versions = () if step is None else (VersionSpan(str(int(step)), 0, len(ids)),)
         made = Generation(ids, tuple(output.log_probs or ()), "length" if cut else "stop", versions=versions)
         return checked(made, logprob_ids=ids)
