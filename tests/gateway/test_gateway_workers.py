@@ -308,14 +308,15 @@ def test_nothing_is_left_when_the_parent_is_killed(model: Path, tmp_path: Path) 
         assert run.episode_ids() == sorted([first, second])
 
 
-def test_a_gateway_whose_workers_do_not_start_says_why(model: Path, tmp_path: Path) -> None:
+def test_a_gateway_that_does_not_start_says_why(model: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "sandlot.cli", "gateway", "--engine", "http://127.0.0.1:9", "--model", str(model)]
-    command += ["--port", "0", "--control-port", "0", "--workers", "2"]
-    ended = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, env={**os.environ, "TMPDIR": str(tmp_path)}
-    )
-    assert ended.returncode == 1
-    (error,) = [line for line in ended.stderr.splitlines() if line.startswith("error:")]
-    assert "127.0.0.1:9" in error
-    assert "Traceback" not in ended.stderr
-    assert not list(tmp_path.iterdir())
+    command += ["--control-port", "0", "--workers", "2", "--port"]
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        for port, cause in ((0, "127.0.0.1:9"), (taken.getsockname()[1], "cannot be served")):
+            ended = subprocess.run([*command, str(port)], capture_output=True, text=True, timeout=120, env=env)
+            assert ended.returncode == 1
+            (error,) = [line for line in ended.stderr.splitlines() if line.startswith("error:")]
+            assert cause in error
+            assert "Traceback" not in ended.stderr
+            assert not list(tmp_path.iterdir())

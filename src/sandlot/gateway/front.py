@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import socket
 from collections.abc import Sequence
 
@@ -91,23 +92,12 @@ async def readable(sock: socket.socket) -> None:
         loop.remove_reader(sock)
 
 
-def listen(host: str, port: int) -> list[socket.socket]:
+async def listen(host: str, port: int) -> list[socket.socket]:
     """Sockets that listen on a port of every address of a host; with port 0 on one that is free."""
-    found: list[socket.socket] = []
-    try:
-        for family, kind, proto, _, address in socket.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        ):
-            sock = socket.socket(family, kind, proto)
-            found.append(sock)
-            sock.setblocking(False)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            sock.bind((address[0], port or found[0].getsockname()[1], *address[2:]))
-            sock.listen(1024)
-    except BaseException:
-        for sock in found:
-            sock.close()
-        raise
+    server = await asyncio.get_running_loop().create_server(asyncio.Protocol, host or None, port, start_serving=False)
+    found = [socket.socket(fileno=os.dup(sock.fileno())) for sock in server.sockets]
+    server.close()
+    for sock in found:
+        sock.setblocking(False)
+        sock.listen(1024)
     return found

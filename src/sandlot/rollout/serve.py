@@ -104,7 +104,7 @@ async def _with_workers(
 ) -> tuple[int, int]:
     """Serve from several processes; the ports, which are this one's."""
     config = await stack.enter_async_context(with_engine(config, (), say=say))
-    sockets = [stack.enter_context(sock) for sock in listen(*places.agents)]
+    sockets = [stack.enter_context(sock) for sock in await listen(*places.agents)]
     port = int(sockets[0].getsockname()[1])
     setup = {
         "config": config.model_dump(mode="json"),
