@@ -109,23 +109,24 @@ async def test_sub_agents_that_work_beside_their_parent(make_rig: MakeRig, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("harness", "window"),
+    ("harness", "window", "long", "turns", "branches"),
     [
-        pytest.param(Codex(), 32_000, id="codex-as-it-is"),
-        pytest.param(Codex(compaction=True), 32_000, id="codex"),
-        pytest.param(OpenCode(compaction=True), 26_000, id="opencode"),
-        pytest.param(ClaudeCode(compaction=True), 24_000, id="claude-code"),
+        pytest.param(Codex(), 32_000, 1, 3, 1, id="codex-as-it-is"),
+        pytest.param(Codex(compaction=True), 32_000, 1, 4, 3, id="codex"),
+        pytest.param(OpenCode(compaction=True), 26_000, 1, 4, 3, id="opencode"),
+        pytest.param(ClaudeCode(compaction=True), 24_000, 1, 4, 3, id="claude-code"),
+        pytest.param(Pi(compaction=True), 24_000, 3, 5, 3, id="pi"),
     ],
 )
 async def test_a_long_history_is_summarised_only_where_that_is_wanted(
-    make_rig: MakeRig, tmp_path: Path, harness: Any, window: int
+    make_rig: MakeRig, tmp_path: Path, harness: Harness, window: int, long: int, turns: int, branches: int
 ) -> None:
-    said = [shell_call(harness, "seq 1 4000"), shell_call(harness, "ls"), "<summary>All is said.</summary>"]
-    rig = await make_rig(in_turn(said))
+    """Summarised, it is three branches: the history so far, the request for a summary, and what follows from it."""
+    said = [shell_call(harness, "seq 1 4000")] * long + [shell_call(harness, "ls")] * (2 - long)
+    rig = await make_rig(in_turn([*said, "<summary>All is said.</summary>"]))
     await run(rig, harness, tmp_path, window=window)
-    # Summarised, it is three branches: the history so far, the request for a summary, and what follows from it.
-    assert len(rig.session.turns) == (4 if harness._compaction else 3)
-    await proven(rig, 3 if harness._compaction else 1)
+    assert len(rig.session.turns) == turns
+    await proven(rig, branches)
 
 
 async def test_a_refused_history_is_summarised(make_rig: MakeRig, tmp_path: Path) -> None:
