@@ -23,8 +23,8 @@ _CHUNK = 1 << 20
 def unpack(path: str, source: int) -> None:
     """Unpack the tar in `source` below the directory `path`, made if absent.
 
-    Members with an absolute or parent-relative name, links out by hard link, devices and FIFOs are refused;
-    what stands in the way of a member is replaced.
+    Members with an absolute or parent-relative name, links out by hard link, devices, FIFOs and sparse files are
+    refused; what stands in the way of a member is replaced.
     """
     os.makedirs(path, 0o755, exist_ok=True)
     root = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -39,7 +39,7 @@ def unpack(path: str, source: int) -> None:
             with suppress(FileNotFoundError, NotADirectoryError), _opened(_walk(root, _parts(name), make=False)) as fd:
                 os.fchmod(fd, mode)
                 os.utime(fd, (mtime, mtime))
-    except tarfile.TarError as error:
+    except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:
         raise OSError(errno.EINVAL, f"not a tar archive: {error}") from error
     finally:
         os.close(root)
@@ -104,6 +104,8 @@ def _unpack_member(
         raise OSError(errno.EINVAL, f"the archive member {member.name!r} has no name")
     if not (member.isreg() or member.issym() or member.islnk()):
         raise OSError(errno.EINVAL, f"the archive member {member.name!r} is a device or FIFO")
+    if member.issparse():  # its size is a number in a header, and would be written out
+        raise OSError(errno.EINVAL, f"the archive member {member.name!r} is a sparse file")
     with _opened(_walk(root, parts[:-1], make=True)) as parent:
         name = parts[-1]
         link = _parts(member.linkname) if member.islnk() else []

@@ -215,7 +215,7 @@ def _limit(jail: Jail) -> None:
     limits = jail.spec["limits"]
     wanted = {
         resource.RLIMIT_NOFILE: limits["open_files"],
-        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_CORE: 1,  # keeps the machine's crash handler out as well, which 0 would not
         resource.RLIMIT_FSIZE: limits["disk"],
     }
     if not jail.payload.join:
