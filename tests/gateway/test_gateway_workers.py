@@ -176,6 +176,24 @@ def test_one_connection_serves_sessions_of_different_workers(served: Served) -> 
         assert len(finished["samples"]) == 2  # the conversation, and the question that stood alone
 
 
+def test_what_is_passed_on_arrives_as_it_was_sent(served: Served) -> None:
+    (first, first_key), (second, second_key) = one_session_on_each(served)
+    contents = {"contents": [{"role": "user", "parts": [{"text": "Say it."}]}], "labels": {"long": "x" * 2_000_000}}
+    with httpx.Client(timeout=60) as http:
+        for key in (first_key, second_key):  # one of them is passed on: path, query, long body, answer in pieces
+            url = f"{served.base_url}/v1beta/models/org%2Fmodel:streamGenerateContent?alt=sse&key={key}"
+            with http.stream("POST", url, json=contents) as reply:
+                assert (reply.status_code, reply.headers["content-type"]) == (200, "text/event-stream")
+                assert SAID in reply.read().decode()
+            assert (
+                http.get(f"{served.base_url}/v1/nothing%20here?key={key}").json()["error"]["message"].count("nothing")
+            )
+            upgrade = {"x-api-key": key, "Upgrade": "websocket"}
+            assert http.get(f"{served.base_url}/v1/responses", headers=upgrade).status_code == 426
+            assert http.head(f"{served.base_url}/", headers={"x-api-key": key}).content == b""
+    assert state(served, first)["prompt_tokens"] == state(served, second)["prompt_tokens"] > 0
+
+
 def test_a_client_that_leaves_is_noticed_by_the_worker_behind_another_one(served: Served) -> None:
     (_, first_key), (second, second_key) = one_session_on_each(served)
     served.control("POST", "/control/pause")
