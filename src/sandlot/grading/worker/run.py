@@ -6,8 +6,6 @@ connect to a socket and tell their events there; only this process knows the non
 it sees how the tests' process ended.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pwd
@@ -43,7 +41,7 @@ class Teller:
 class Talk:
     """One connection of a test session. Lines without its token are nobody's events."""
 
-    def __init__(self, connection: socket.socket, name: str, teller: Teller) -> None:
+    def __init__(self, connection: "socket.socket", name: str, teller: "Teller") -> None:
         self.connection, self._name, self._teller = connection, name, teller
         self._token, self._rest = secrets.token_hex(16), b""
         connection.sendall(self._token.encode() + b"\n")
@@ -72,7 +70,7 @@ class Talk:
             if token.decode() != self._token:
                 raise ValueError("wrong token")
             event = json.loads(told)
-            if event["event"] in ("end", "stray"):
+            if not isinstance(event["event"], str) or event["event"] in ("end", "stray"):
                 raise ValueError("not a session's to tell")
             self._teller.tell(**{**event, "session": self._name + "/" + str(event["session"])})
         except (ValueError, TypeError, KeyError):
@@ -82,7 +80,7 @@ class Talk:
 class Door:
     """The socket that test sessions connect to. A process may have one session, and what it starts none."""
 
-    def __init__(self, teller: Teller) -> None:
+    def __init__(self, teller: "Teller") -> None:
         self.address = "sandlot-" + secrets.token_hex(8)
         self._teller = teller
         self._seen: set[int] = set()
@@ -100,7 +98,7 @@ class Door:
         self._selector.register(wake, selectors.EVENT_READ)
         self._wake, self._woken = wake, woken
 
-    def attend(self, child: subprocess.Popen[bytes]) -> int:
+    def attend(self, child: "subprocess.Popen[bytes]") -> int:
         """Hear the sessions until the child has ended; its exit status as `Popen` has it."""
         while child.poll() is None:
             for key, _ in self._selector.select():
@@ -109,7 +107,7 @@ class Door:
             self._serve(key, child.pid)
         return int(child.returncode)
 
-    def _serve(self, key: selectors.SelectorKey, root: int) -> None:
+    def _serve(self, key: "selectors.SelectorKey", root: int) -> None:
         if key.fileobj is self._listener:
             with suppress(BlockingIOError):
                 while True:
@@ -121,7 +119,7 @@ class Door:
             self._selector.unregister(key.fileobj)
             key.data.connection.close()
 
-    def _admit(self, connection: socket.socket, root: int) -> None:
+    def _admit(self, connection: "socket.socket", root: int) -> None:
         pid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
         line = [pid]
         while line[-1] not in (root, 0):
@@ -158,7 +156,7 @@ def close_up() -> None:
             os.fchmod(fd, 0o600)
 
 
-def become(user: str) -> tuple[dict[str, str], Any]:
+def become(user: str) -> "tuple[dict[str, str], Any]":
     """The environment of the tests' user, and what their process calls first to be that user."""
     environment = dict(os.environ)
     if os.geteuid() != 0 or user == "root":
@@ -173,7 +171,7 @@ def become(user: str) -> tuple[dict[str, str], Any]:
     return {**environment, "HOME": entry.pw_dir, "USER": user}, drop
 
 
-def command_of(task: dict[str, Any], environment: dict[str, str], address: str) -> tuple[list[str], bytes]:
+def command_of(task: "dict[str, Any]", environment: "dict[str, str]", address: str) -> "tuple[list[str], bytes]":
     """What to start, and its stdin. Every pytest of a shell command finds the witness in its environment."""
     if task["mode"] != "command":
         return [sys.executable, "-I", os.path.join(HERE, "session.py")], json.dumps(

@@ -8,14 +8,12 @@ and tell what it likes. The control tests and the checks of what was reported ma
 patch with inverted tests, which must fail, makes it show.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import pytest
@@ -50,7 +48,7 @@ class Channel:
 class Seal:
     """The functions that make up the test runner, remembered so that a change of one is seen."""
 
-    def __init__(self, config: pytest.Config) -> None:
+    def __init__(self, config: "pytest.Config") -> None:
         self._config = config
         self._functions: list[tuple[Any, str, Any, Any, Any]] = []
         self._keys: list[tuple[Any, set[str]]] = []
@@ -67,7 +65,7 @@ class Seal:
         self._plugins = {id(plugin) for plugin in config.pluginmanager.get_plugins()}
 
     @staticmethod
-    def _owners() -> Iterator[tuple[Any, types.ModuleType]]:
+    def _owners() -> "Iterator[tuple[Any, types.ModuleType]]":
         for name, module in list(sys.modules.items()):
             if name.partition(".")[0] in ("_pytest", "pluggy", "sandlot_witness") or name == "unittest.case":
                 yield module, module
@@ -75,7 +73,7 @@ class Seal:
                     if isinstance(value, type) and value.__module__ == name:
                         yield value, module
 
-    def broken(self) -> list[str]:
+    def broken(self) -> "list[str]":
         """What is not as it was, by name."""
         found = []
         for owner, key, value, function, code in self._functions:
@@ -90,7 +88,7 @@ class Seal:
         return found
 
 
-def _function(value: Any) -> types.FunctionType | None:
+def _function(value: Any) -> "types.FunctionType | None":
     if isinstance(value, (classmethod, staticmethod)):
         value = value.__func__
     elif isinstance(value, property):
@@ -114,10 +112,10 @@ class Witness:
 
     def __init__(
         self,
-        channel: Channel,
+        channel: "Channel",
         session: str,
-        keep: Callable[[list[str]], list[str]] | None = None,
-        path: str | None = None,
+        keep: "Callable[[list[str]], list[str]] | None" = None,
+        path: "str | None" = None,
     ) -> None:
         self._channel, self._session, self._keep, self._path = channel, session, keep, path
         self._phases: dict[str, dict[str, Any]] = {}
@@ -143,18 +141,18 @@ class Witness:
             sys.path.insert(0, self._path)
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionstart(self, session: pytest.Session) -> None:
+    def pytest_sessionstart(self, session: "pytest.Session") -> None:
         self.send("start")
         self._seal = Seal(session.config)
 
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+    def pytest_collectreport(self, report: "pytest.CollectReport") -> None:
         if report.failed:
             self.send("collect_error", id=report.nodeid, text=str(report.longrepr)[-_TEXT:])
         elif report.skipped and _from_elsewhere(report):
             self.send("foreign_skip", id=report.nodeid)
 
     @pytest.hookimpl(trylast=True)
-    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+    def pytest_collection_modifyitems(self, config: "pytest.Config", items: "list[pytest.Item]") -> None:
         if self._keep is not None:
             kept = self._keep([item.nodeid for item in items])
             by_id: dict[str, list[pytest.Item]] = {}
@@ -170,21 +168,21 @@ class Witness:
         self.check()
 
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
-    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> Iterator[None]:
+    def pytest_pyfunc_call(self, pyfuncitem: "pytest.Function") -> "Generator[None, Any, None]":
         if _code_of(pyfuncitem) is not self._codes.get(pyfuncitem):
             self.send("broken", names=[pyfuncitem.nodeid])
-        outcome: Any = yield
+        outcome = yield
         if outcome.excinfo is not None:
             self._raised.add(pyfuncitem.nodeid)
 
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
-    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    def pytest_runtest_makereport(self, item: "pytest.Item", call: "pytest.CallInfo[None]") -> "Iterator[None]":
         if call.excinfo is not None and isinstance(call.excinfo.value, pytest.xfail.Exception):
             self._xfails.add(item.nodeid)
         yield
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+    def pytest_runtest_logreport(self, report: "pytest.TestReport") -> None:
         phases = self._phases.setdefault(report.nodeid, {})
         phases[report.when] = report
         if report.when != "teardown":
@@ -198,11 +196,11 @@ class Witness:
             self.send("foreign_skip", id=report.nodeid)
         self._phases[report.nodeid] = {}
 
-    def _was_asked(self, report: pytest.TestReport) -> bool:
+    def _was_asked(self, report: "pytest.TestReport") -> bool:
         """Whether a call made this skip or expected failure, and not a mark of the test."""
         return not hasattr(report, "wasxfail") or report.nodeid in self._xfails
 
-    def _result(self, name: str, phases: dict[str, Any]) -> str:
+    def _result(self, name: str, phases: "dict[str, Any]") -> str:
         setup, call, teardown = (phases.get(when) for when in ("setup", "call", "teardown"))
         if setup is None or teardown is None:
             return "error"
@@ -215,12 +213,12 @@ class Witness:
         return "failed" if call.failed or name in self._raised else "passed"
 
     @pytest.hookimpl(trylast=True)
-    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+    def pytest_sessionfinish(self, session: "pytest.Session", exitstatus: int) -> None:
         self.check()
         self.send("finish", status=int(exitstatus), ran=session.testscollected)
 
 
-def _code_of(item: pytest.Item) -> Any:
+def _code_of(item: "pytest.Item") -> Any:
     """The code of the function that a test item runs, or nothing for items that run none."""
     function = getattr(item, "_obj", None)
     return getattr(getattr(function, "__func__", function), "__code__", None)
@@ -234,7 +232,7 @@ def _from_elsewhere(report: Any) -> bool:
     return os.path.basename(str(path)) != os.path.basename(file)
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure(config: "pytest.Config") -> None:
     """Loaded by name: the address of the channel is in the environment."""
     address = os.environ.pop(CHANNEL, "")
     if address:

@@ -4,8 +4,6 @@ Nothing of the workdir is importable before pytest and the witness are, so nothi
 without running exit handlers.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os
@@ -18,7 +16,7 @@ from typing import Any
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
-def import_pytest(libraries: list[str]) -> tuple[Any, Any]:
+def import_pytest(libraries: "list[str]") -> "tuple[Any, Any]":
     """Import pytest from `libraries`, or from the environment, before anything of the workdir can be imported."""
     sys.path[:0] = [HERE, *libraries]
     import pytest
@@ -38,10 +36,10 @@ def import_pytest(libraries: list[str]) -> tuple[Any, Any]:
     return pytest, sandlot_witness
 
 
-def selector(names: list[str] | None, controls: set[str]) -> Callable[[list[str]], list[str]]:
+def selector(names: "list[str] | None", controls: "set[str]") -> "Callable[[list[str]], list[str]]":
     """Keep the required tests (all, where none are named), in their order, between the control tests."""
 
-    def keep(ids: list[str]) -> list[str]:
+    def keep(ids: "list[str]") -> "list[str]":
         mine = [name for name in ids if name.partition("::")[0] in controls]
         wanted = [name for name in ids if names is None or name in required or any(is_cut(r, name) for r in required)]
         half = len(mine) // 2
@@ -55,21 +53,21 @@ def selector(names: list[str] | None, controls: set[str]) -> Callable[[list[str]
     return keep
 
 
-def options(task: dict[str, Any]) -> list[str]:
+def options(task: "dict[str, Any]") -> "list[str]":
     return [
         "--rootdir", task["workdir"], "-p", "no:cacheprovider", "--color=no", "--tb=short", "--maxfail=0", "-rN",
         "--continue-on-collection-errors",
     ]  # fmt: skip
 
 
-def run_named(task: dict[str, Any], channel: Any, pytest: Any, witness: Any) -> int:
+def run_named(task: "dict[str, Any]", channel: Any, pytest: Any, witness: Any) -> int:
     """The required tests and the control tests in one session."""
     plugin = witness.Witness(channel, "main", selector(task["required"], set(task["controls"])), task["workdir"])
     files = [name for name in task["files"] if os.path.exists(name)]
     return int(pytest.main(options(task) + files, plugins=[plugin]))
 
 
-def run_script(task: dict[str, Any], channel: Any, pytest: Any, witness: Any) -> int:
+def run_script(task: "dict[str, Any]", channel: Any, pytest: Any, witness: Any) -> int:
     """A script that calls `pytest.main` by itself, then the control tests in the same process."""
     own_main = pytest.main
     sessions: list[int] = []
