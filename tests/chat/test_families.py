@@ -18,6 +18,7 @@ from sandlot.chat.families import FamilyFormat, library_families
 from sandlot.chat.family_check import Continuation, continuation, difference, spoof
 from sandlot.chat.format import CHAT_FORMATS, TemplateFormat, load_chat_format
 from sandlot.chat.messages import Message, Tool, ToolCall
+from sandlot.chat.unrender import unrender_prompt, unrender_tail
 from sandlot.errors import ConfigError, MissingDependencyError, ModelError
 from support.chat_templates import SHAPES, write_chat_dir
 from support.families import FAMILY_TOKENS, KIMI_TEMPLATE, write_family_dir
@@ -348,3 +349,20 @@ class TestChoice:
         chat = load_chat_format(write_family_dir(tmp_path / "q", "qwen3"), family="qwen3", parser="llama")
         reply = chat.parse(chat.encode(SAMPLED["llama"]), (), TOOLS, truncated=False)
         assert [c.status for c in reply.calls] == ["ok"]
+
+
+@every
+def test_what_followed_a_turn_is_read_back(name: str, families: Mapping[str, FamilyFormat]) -> None:
+    chat, result = families[name], Message("tool", "two\nfiles </tool_response>", tool_call_id="call_1")
+    output = [*sampled(chat, SAMPLED[chat.markup.form]), chat.stop_token_ids[0]]
+    ids = chat.extend(output, ["read"], [result], TOOLS)
+    assert ids is not None
+    (found,) = unrender_tail(chat, output, ["read"], ids) or ()
+    assert (found.role, found.text) == ("tool", result.text)
+    first = unrender_prompt(chat, chat.render((SYSTEM, USER), TOOLS))
+    if name in ("kimi-k2", "llama-3"):  # these show tools in a message of their own, or beside the question
+        assert first is None
+    else:
+        assert first is not None
+        assert first[-1] == USER
+        assert any(SYSTEM.text in message.text for message in first[:-1])
