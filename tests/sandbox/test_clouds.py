@@ -103,13 +103,29 @@ async def test_what_cannot_be_done_is_refused_at_create(cloud: Cloud, name: str,
     await backend.close()
 
 
-@pytest.mark.parametrize(
-    ("name", "asked"), [("modal", "/some/place/Dockerfile in /some/place"), ("daytona", "/some/place/Dockerfile")]
-)
-async def test_dockerfiles_are_left_to_the_clouds_that_build(cloud: Cloud, name: str, asked: str) -> None:
+@pytest.mark.parametrize("name", ["modal", "daytona"])
+async def test_dockerfiles_are_left_to_the_clouds_that_build(cloud: Cloud, name: str, tmp_path: Path) -> None:
+    text = "FROM debian:12\n"
+    (tmp_path / "Dockerfile").write_text(text)
     backend = cloud_backend(name, cloud)
-    async with await backend.create(SandboxSpec(image="dockerfile:/some/place")):
-        assert cloud.created[0]["image"] == asked
+    async with await backend.create(SandboxSpec(image=f"dockerfile:{tmp_path}")):
+        image = cloud.created[0]["image"]
+        if not isinstance(image, str):  # the SDK's own
+            assert image.dockerfile() == text
+        else:
+            assert image in (f"{tmp_path}/Dockerfile in {tmp_path}", f"{tmp_path}/Dockerfile")
+    await backend.close()
+
+
+async def test_what_the_cloud_does_not_find_is_no_lost_sandbox(cloud: Cloud) -> None:
+    backend = cloud_backend("e2b", cloud)
+
+    async def boot(**how: Any) -> str:
+        raise cloud.gone("no such template")
+
+    cloud.boot = boot  # type: ignore[method-assign]
+    with pytest.raises(SandboxUnavailableError, match=r"cannot boot some-image.*no such template"):
+        await backend.create(SPEC)
     await backend.close()
 
 

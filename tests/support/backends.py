@@ -19,12 +19,17 @@ from sandlot.sandbox.remote import owner
 from support import fake_clouds
 
 CLOUDS = ["e2b", "modal", "daytona", "kubernetes"]
-BRIDGES = ["harbor"] if importlib.util.find_spec("harbor") else []
-"""Harbor's environments, in an environment of Python that has Harbor; there is one on this machine, our own."""
+HARBOR = ["harbor"] if importlib.util.find_spec("harbor") else []
+"""Harbor's environments, where Python has Harbor; there is one for this machine, our own."""
+SDK = ["e2b-sdk"] if importlib.util.find_spec("e2b") else []
+"""The official SDK with a server that speaks its wire, where Python has it."""
 ON_THIS_MACHINE = ["local", pytest.param("docker", marks=pytest.mark.slow)]
-EVERYWHERE = ["local", *(pytest.param(name, marks=pytest.mark.slow) for name in ("docker", *CLOUDS, *BRIDGES))]
+EVERYWHERE = ["local", *(pytest.param(name, marks=pytest.mark.slow) for name in ("docker", *CLOUDS, *HARBOR, *SDK))]
 """Modules that name this as `BACKENDS` are run over all of them."""
-FREEZING = [*ON_THIS_MACHINE, *(pytest.param(name, marks=pytest.mark.slow) for name in ("e2b", "modal", "daytona"))]
+FREEZING = [
+    *ON_THIS_MACHINE,
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("e2b", "modal", "daytona", *SDK)),
+]
 """Those that keep the files of a sandbox."""
 MAKER = owner.labels(0)["sandlot.owner"]
 """Us, among the processes that use a daemon."""
@@ -92,6 +97,8 @@ async def open_backend(name: str) -> tuple[Any, Any]:
         host = HostImage(backend, image="some-image")
         host.cloud = cloud
         return host, end
+    if name == "e2b-sdk":
+        return await _with_e2bs_sdk()
     if name == "harbor":
         from sandlot.sandbox.harbor import HarborBackend
 
@@ -100,6 +107,28 @@ async def open_backend(name: str) -> tuple[Any, Any]:
         return HostImage(bridge, image="some-image", network="off"), nothing
 
     return LocalBackend(), nothing
+
+
+async def _with_e2bs_sdk() -> tuple[Any, Any]:
+    from e2b import AsyncSandbox  # type: ignore[import-not-found,unused-ignore]
+
+    from sandlot.sandbox.e2b import E2BBackend
+    from support import e2b_server
+
+    local = LocalBackend()
+    cloud = fake_clouds.Cloud(local, gone=fake_clouds.GONE["e2b"])
+    serving = e2b_server.serve(cloud)
+    url = await serving.__aenter__()
+    os.environ.update(E2B_API_KEY=e2b_server.KEY, E2B_API_URL=url, E2B_SANDBOX_URL=url, E2B_HTTP_VERSION="1.1")
+
+    async def end() -> None:
+        await serving.__aexit__(None, None, None)
+        await cloud.close()
+        await local.close()
+
+    host = HostImage(E2BBackend(AsyncSandbox, per_second=1000.0), image="some-image")
+    host.cloud = cloud
+    return host, end
 
 
 def cloud_backend(name: str, cloud: fake_clouds.Cloud, **options: Any) -> SandboxBackend:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import importlib.util
+import inspect
 import itertools
 import os
 import shlex
@@ -89,6 +92,9 @@ class Cloud:
             raise self.gone(name)
         self.calls.append(argv[-1])
         result = await self.running[name].exec(argv, user="root", cwd="/", timeout=timeout, stdin=stdin)
+        if result.exit_code is None and not result.timed_out:
+            # Whoever kills all inside kills what waits there for the local backend's next command, too.
+            result = await self.running[name].exec(argv, user="root", cwd="/", timeout=timeout, stdin=stdin)
         return (-1 if result.exit_code is None else result.exit_code), result.stdout.decode("utf-8", "replace")
 
     async def stream(self, name: str, line: str) -> Streamed:
@@ -172,7 +178,7 @@ def e2b(cloud: Cloud) -> Any:
 
             return SimpleNamespace(wait=wait, send_stdin=command.send, kill=command.end)
 
-        async def write(path: str, data: bytes, *, user: str) -> None:
+        async def write(path: str, data: bytes, *, user: str, use_octet_stream: bool) -> None:
             await cloud.write(name, path, data)
 
         async def create_snapshot(*, mode: str) -> Any:
@@ -212,6 +218,26 @@ def e2b(cloud: Cloud) -> Any:
     return SimpleNamespace(create=create, connect=connect, list=Pages)
 
 
+def _like(path: str, double: Callable[..., Any]) -> Callable[..., Any]:
+    """The double, which takes only what the official SDK's own function takes, where that SDK is installed."""
+    module, _, name = path.partition(":")
+    if importlib.util.find_spec(module.partition(".")[0]) is None:
+        return double
+    owner, function = functools.reduce(lambda at, part: (at[1], getattr(at[1], part)), name.split("."), _at(module))
+    bound = inspect.ismethod(function) or isinstance(inspect.getattr_static(owner, name.split(".")[-1]), staticmethod)
+    signature = inspect.signature(function)
+
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        signature.bind(*(() if bound else (None,)), *args, **kwargs)
+        return double(*args, **kwargs)
+
+    return checked
+
+
+def _at(module: str) -> tuple[Any, Any]:
+    return None, importlib.import_module(module)
+
+
 class _Aio:
     """A method that is called as `method.aio(…)`, as Modal's are."""
 
@@ -222,6 +248,7 @@ class _Aio:
 def modal(cloud: Cloud) -> Any:
     """The module `modal`."""
     cloud.gone = GONE["modal"]
+    own, image = "modal.sandbox._sandbox:_Sandbox", "modal._image:_Image"
 
     class Process:
         def __init__(self, name: str, argv: tuple[str, ...], timeout: int) -> None:
@@ -284,10 +311,10 @@ def modal(cloud: Cloud) -> Any:
 
         return SimpleNamespace(
             object_id=name,
-            exec=_Aio(execute),
-            terminate=_Aio(lambda: cloud.end(name)),
-            snapshot_filesystem=_Aio(snapshot_filesystem),
-            get_tags=_Aio(get_tags),
+            exec=_Aio(_like(f"{own}.exec", execute)),
+            terminate=_Aio(_like(f"{own}.terminate", lambda: cloud.end(name))),
+            snapshot_filesystem=_Aio(_like(f"{own}.snapshot_filesystem", snapshot_filesystem)),
+            get_tags=_Aio(_like(f"{own}.get_tags", get_tags)),
         )
 
     async def create(
@@ -305,17 +332,19 @@ def modal(cloud: Cloud) -> Any:
             yield handle(name)
 
     return SimpleNamespace(
-        App=SimpleNamespace(lookup=_Aio(lookup)),
+        App=SimpleNamespace(lookup=_Aio(_like("modal.app:_App.lookup", lookup))),
         Image=SimpleNamespace(
-            from_registry=lambda name: name, from_dockerfile=lambda path, *, context_dir: f"{path} in {context_dir}"
+            from_registry=_like(f"{image}.from_registry", lambda name: name),
+            from_dockerfile=_like(f"{image}.from_dockerfile", lambda path, *, context_dir: f"{path} in {context_dir}"),
         ),
-        Sandbox=SimpleNamespace(create=_Aio(create), list=_Aio(listed)),
+        Sandbox=SimpleNamespace(create=_Aio(_like(f"{own}.create", create)), list=_Aio(_like(f"{own}.list", listed))),
     )
 
 
 def daytona(cloud: Cloud) -> tuple[Any, Any]:
     """An `AsyncDaytona` and the module `daytona`."""
     cloud.gone = GONE["daytona"]
+    run, account = "daytona._async.process:AsyncProcess", "daytona:AsyncDaytona"
 
     def handle(name: str) -> Any:
         async def execute(command: str, *, cwd: str, timeout: int) -> Any:
@@ -342,19 +371,24 @@ def daytona(cloud: Cloud) -> tuple[Any, Any]:
             cloud.frozen[kept] = cloud.frozen.pop(await cloud.freeze(name))
 
         process = SimpleNamespace(
-            exec=execute,
-            create_session=create_session,
-            execute_session_command=execute_session_command,
-            get_session_command_logs_async=logs,
-            send_session_command_input=send,
-            delete_session=lambda session: sessions.pop(session).end(),
+            exec=_like(f"{run}.exec", execute),
+            create_session=_like(f"{run}.create_session", create_session),
+            execute_session_command=_like(f"{run}.execute_session_command", execute_session_command),
+            get_session_command_logs_async=_like(f"{run}.get_session_command_logs_async", logs),
+            send_session_command_input=_like(f"{run}.send_session_command_input", send),
+            delete_session=_like(f"{run}.delete_session", lambda session: sessions.pop(session).end()),
         )
         return SimpleNamespace(
             id=name,
             labels=cloud.created[cloud.numbers[name]]["labels"],
             process=process,
-            create_snapshot=create_snapshot,
-            fs=SimpleNamespace(upload_file=lambda data, path: cloud.write(name, path, data)),
+            create_snapshot=_like("daytona:AsyncSandbox.create_snapshot", create_snapshot),
+            fs=SimpleNamespace(
+                upload_file=_like(
+                    "daytona._async.filesystem:AsyncFileSystem.upload_file",
+                    lambda data, path: cloud.write(name, path, data),
+                )
+            ),
         )
 
     async def create(params: Any, *, timeout: int) -> Any:
@@ -368,10 +402,15 @@ def daytona(cloud: Cloud) -> tuple[Any, Any]:
 
     async def close() -> None: ...
 
-    snapshots = SimpleNamespace(delete=cloud.thaw)
     client = SimpleNamespace(
-        create=create, delete=lambda one: cloud.end(one.id), list=listed, close=close, snapshot=snapshots
+        create=_like(f"{account}.create", create),
+        delete=_like(f"{account}.delete", lambda one: cloud.end(one.id)),
+        list=_like(f"{account}.list", listed),
+        close=close,
+        snapshot=SimpleNamespace(delete=_like("daytona._async.snapshot:AsyncSnapshotService.delete", cloud.thaw)),
     )
+    if importlib.util.find_spec("daytona") is not None:
+        return client, importlib.import_module("daytona")  # whose classes say no to what they do not know
     parameters = SimpleNamespace
     module = SimpleNamespace(
         CreateSandboxFromImageParams=parameters,
@@ -386,13 +425,19 @@ def daytona(cloud: Cloud) -> tuple[Any, Any]:
 def kubernetes(cloud: Cloud) -> Any:
     """A `k8s_agent_sandbox.AsyncSandboxClient`."""
     cloud.gone = GONE["kubernetes"]
+    own, inside = "k8s_agent_sandbox:AsyncSandboxClient", "k8s_agent_sandbox.async_sandbox:AsyncSandbox"
+    commands = "k8s_agent_sandbox.commands.async_command_executor:AsyncCommandExecutor"
 
     def handle(name: str) -> Any:
         async def run(command: str, *, timeout: int, command_timeout: float) -> Any:
             code, out = await cloud.run(name, ["sh", "-c", command], command_timeout)
             return SimpleNamespace(exit_code=code, stdout=out, stderr="", timed_out=False)
 
-        return SimpleNamespace(sandbox_id=name, commands=SimpleNamespace(run=run), terminate=lambda: cloud.end(name))
+        return SimpleNamespace(
+            sandbox_id=name,
+            commands=SimpleNamespace(run=_like(f"{commands}.run", run)),
+            terminate=_like(f"{inside}.terminate", lambda: cloud.end(name)),
+        )
 
     async def create_sandbox(
         warmpool: str,
@@ -410,4 +455,8 @@ def kubernetes(cloud: Cloud) -> Any:
 
     async def close() -> None: ...
 
-    return SimpleNamespace(create_sandbox=create_sandbox, list_all_sandboxes=list_all_sandboxes, close=close)
+    return SimpleNamespace(
+        create_sandbox=_like(f"{own}.create_sandbox", create_sandbox),
+        list_all_sandboxes=_like(f"{own}.list_all_sandboxes", list_all_sandboxes),
+        close=close,
+    )

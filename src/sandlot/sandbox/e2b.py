@@ -35,7 +35,7 @@ class _Machine(Machine):
 
     async def put(self, path: str, data: bytes) -> None:
         try:
-            await self._sandbox.files.write(path, data, user="root")
+            await self._sandbox.files.write(path, data, user="root", use_octet_stream=True)
         except Exception as error:
             raise _ours(error) from error
 

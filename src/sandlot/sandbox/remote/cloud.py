@@ -8,7 +8,6 @@ import socket
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,9 +85,9 @@ class CloudSandbox(RemoteSandbox):
         super().__init__(machine.id, spec, facts)
         self._backend, self._machine, self._keep = backend, machine, keep
         self._secrets: list[str] = []
-        self._calm, self._idle, self._calls = asyncio.Event(), asyncio.Event(), 0
+        self._calls: set[asyncio.Future[tuple[int, str]]] = set()
+        self._calm, self._one_kill = asyncio.Event(), asyncio.Lock()
         self._calm.set()
-        self._idle.set()
 
     async def _open(self, argv: Sequence[str], *, user: str, env: Mapping[str, str], stdin: bytes) -> Stream:
         as_user = [*_SETPRIV, *argv] if user == AGENT_USER else list(argv)
@@ -108,33 +107,29 @@ class CloudSandbox(RemoteSandbox):
             raise
 
     async def _call_in_calm(self, line: str, seconds: float) -> tuple[int, str]:
-        """A call that `kill_processes` does not meet: it would kill that too, and find new ones for ever."""
+        """A call that no kill meets, which would take it for a victim, and find new ones for ever."""
         await self._calm.wait()
-        self._calls += 1
-        self._idle.clear()
-        try:
-            return await self._call(line, seconds)
-        finally:
-            self._calls -= 1
-            if not self._calls:
-                self._idle.set()
+        call = asyncio.ensure_future(self._call(line, seconds))
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+        return await asyncio.shield(call)
 
     async def _complete(self, argv: list[str], user: str) -> int:
         line = shlex.join([*_SETPRIV, *argv] if user == AGENT_USER else argv)
-        return (await self._call(line, 60.0))[0]
+        async with self._one_kill:
+            self._calm.clear()
+            try:
+                if self._calls:
+                    await asyncio.wait(self._calls, timeout=_CALM_SECONDS)
+                return (await self._call(line, 60.0))[0]
+            finally:
+                self._calm.set()
 
     async def _kill_all(self) -> None:
         # What the cloud itself runs in the sandbox stays.
         keep = [*self._keep, *(relay.pid for relay in self._relays if relay.pid)]
-        self._calm.clear()
-        try:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_CALM_SECONDS):
-                    await self._idle.wait()
-            if await self._complete(scripts.kill_all(keep), "root") != 0:
-                raise SandboxError("some processes could not be killed; kill the sandbox")
-        finally:
-            self._calm.set()
+        if await self._complete(scripts.kill_all(keep), "root") != 0:
+            raise SandboxError("some processes could not be killed; kill the sandbox")
 
     def listen(self, port: int) -> socket.socket:
         """See `Sandbox.listen`. A forwarder inside brings connections to the advertised address, if there is one."""
@@ -274,7 +269,10 @@ class CloudBackend(ABC):
 
     async def _ready(self, spec: SandboxSpec, labels: Mapping[str, str]) -> tuple[Machine, list[int]]:
         """Boot, and make the user and work directory; the processes that the cloud itself runs inside."""
-        machine = await self.boot(spec, labels)
+        try:
+            machine = await self.boot(spec, labels)
+        except SandboxLostError as error:  # what the cloud did not find is not a sandbox yet
+            raise SandboxUnavailableError(f"the {self.name} backend cannot boot {spec.image}: {error}") from error
         try:
             needed = _TOOLS + (" python3" if spec.network == "gateway" else "")
             line = f'[ "$(id -u)" = 0 ] || echo root; for t in {needed}; do command -v $t >/dev/null || echo $t; done'

@@ -37,7 +37,8 @@ climb $$
 """
 
 # $1: the mark; $2: ticks since the command started. Kills what carries the mark, and what started since then without
-# another's mark, unless $3 says otherwise. What cannot be read is not spared. Exit 3: everything must go.
+# another's mark, unless $3 says otherwise. What cannot be read is not spared; what may not be signalled is not of this
+# user, and so not of the command. Exit 3: everything must go.
 _KILL_TREE = f"""{_ANCESTORS}
 mark=$1; since=$2; strict=$3; me=$$; read -r up _ </proc/uptime
 whole=${{up%.*}}; part=${{up#*.}}; since=$((whole * 100 + ${{part#0}} - since)); n=0
@@ -57,7 +58,7 @@ while [ $n -lt 60 ]; do
             [ "${{20}}" -lt "$since" ] && since=${{20}}
             victims="$victims $p"
         elif [ -z "$strict" ] && [ "${{20}}" -ge "$since" ] && ! grep -q "{MARK}=" "$d/environ" 2>/dev/null; then
-            victims="$victims $p"
+            kill -0 "$p" 2>/dev/null && victims="$victims $p"
         fi
     done
     [ -z "$victims" ] && exit 0
