@@ -89,6 +89,7 @@ def results(*outcomes: str) -> dict[str, str]:
 
 
 GOOD = verdict(results("passed", "passed"))
+LOST = verdict({}, failure=FailureKind.INFRA_ERROR)
 BAD = verdict(results("failed", "failed"))
 
 
@@ -97,7 +98,9 @@ BAD = verdict(results("failed", "failed"))
     [
         (GOOD, BAD, None, 1.0, "", 1),
         (GOOD, verdict({}, failure=FailureKind.GRADER_ERROR), None, 1.0, "", 1),
-        (GOOD, verdict({}, failure=FailureKind.INFRA_ERROR), None, None, "", 1),
+        (GOOD, LOST, None, None, "", 1),
+        (GOOD, verdict(results("failed", "passed")), [LOST], None, "", 2),
+        (verdict(results("passed", "skipped"), 1.0), BAD, [LOST], None, "", 2),
         (GOOD, verdict(results("failed", "passed")), [BAD], 0.0, "test_b passes with its assertions inverted too", 2),
         (GOOD, verdict(results("failed", "passed")), [verdict(results("failed", "passed"))], 1.0, "", 2),
         (GOOD, verdict(results("passed", "failed")), None, 0.0, "test_a passes with its assertions inverted too", 1),
@@ -126,6 +129,18 @@ async def test_the_rule(
     assert (found.reward, count) == (reward, runs)
     assert detail in found.detail
     assert left == []
+
+
+async def test_a_countercheck_that_breaks_leaves_the_patch_ungraded(
+    backend: SandboxBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(*args: object, **options: object) -> None:
+        raise IndexError("no such thing")
+
+    monkeypatch.setattr("sandlot.grading.countercheck.inverted", breaks)
+    found = await grade(calc_task(), calc_patch({"calc/core.py": FIXED}), backend)
+    assert (found.reward, found.failure) == (None, FailureKind.GRADER_ERROR)
+    assert "the countercheck failed: IndexError" in found.detail
 
 
 async def test_nothing_is_run_again_where_nothing_can_be_inverted() -> None:

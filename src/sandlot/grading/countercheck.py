@@ -41,38 +41,55 @@ async def counterchecked(task: Task, verdict: Verdict, tests: Mapping[str, bytes
         return replace(verdict, evidence=evidence)
     again = await run(None, instead)
     facts |= {"reward": again.reward, "detail": again.detail, "tests": dict(again.tests)}
-    if again.failure is FailureKind.INFRA_ERROR:
-        return replace(again, evidence=evidence)
-    fault = _passes_both(verdict, again, functions)
-    if known is not None:
-        if fault:
-            fault = _passes_both(verdict, again, functions, known=await run(known, instead))
-        fault = fault or await _same_reward(verdict, again, run, known, instead)
-        fault = fault or await _skips(verdict, functions, run, known)
+    try:
+        fault = await _fault(verdict, _kept(again), functions, run, known, instead)
+    except _LostError as error:
+        return replace(error.verdict, evidence=evidence)
     if fault:
         return Verdict(0.0, detail=fault, tests=verdict.tests, evidence=evidence)
     return replace(verdict, evidence=evidence)
 
 
-def _passes_both(verdict: Verdict, again: Verdict, functions: Functions, known: Verdict | None = None) -> str:
-    passes = _those(verdict, PASSED, functions) & _those(again, PASSED, functions)
-    if known is not None:
-        passes -= _those(known, PASSED, functions)
-    return f"{min(passes)} passes with its assertions inverted too, so its result was not earned" if passes else ""
+class _LostError(Exception):
+    """A run of the countercheck was lost to infrastructure, which says nothing of anybody."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        super().__init__(verdict.detail)
+        self.verdict = verdict
 
 
-async def _same_reward(verdict: Verdict, again: Verdict, run: Run, known: bytes, instead: Mapping[str, bytes]) -> str:
+def _kept(verdict: Verdict) -> Verdict:
+    if verdict.failure is FailureKind.INFRA_ERROR:
+        raise _LostError(verdict)
+    return verdict
+
+
+async def _fault(
+    verdict: Verdict,
+    again: Verdict,
+    functions: Functions,
+    run: Run,
+    known: bytes | None,
+    instead: Mapping[str, bytes],
+) -> str:
+    """Why a reward was not earned, or nothing."""
     reward = verdict.reward or 0.0
-    if verdict.tests or (again.reward or 0.0) < reward or ((await run(known, instead)).reward or 0.0) >= reward:
-        return ""
-    return "the reward is the same with the tests' assertions inverted, so it was not earned"
-
-
-async def _skips(verdict: Verdict, functions: Functions, run: Run, known: bytes) -> str:
+    passes = _those(verdict, PASSED, functions) & _those(again, PASSED, functions)
+    same_reward = known is not None and not verdict.tests and (again.reward or 0.0) >= reward
+    if known is not None and (passes or same_reward):
+        right = _kept(await run(known, instead))
+        passes -= _those(right, PASSED, functions)
+        same_reward = same_reward and (right.reward or 0.0) < reward
+    if passes:
+        return f"{min(passes)} passes with its assertions inverted too, so its result was not earned"
+    if same_reward:
+        return "the reward is the same with the tests' assertions inverted, so it was not earned"
     skipped = _those(verdict, SKIPPED, functions)
-    if skipped:
-        skipped &= _those(await run(known, {}), PASSED, functions)
-    return f"{min(skipped)} was skipped, but passes with the known solution" if skipped else ""
+    if known is not None and skipped:
+        skipped &= _those(_kept(await run(known, {})), PASSED, functions)
+        if skipped:
+            return f"{min(skipped)} was skipped, but passes with the known solution"
+    return ""
 
 
 def _meant(task: Task) -> frozenset[str] | None:

@@ -96,7 +96,11 @@ async def _proven(task: Task, patch: Patch | bytes, backend: SandboxBackend, spe
     async def run(other: bytes | None, instead: Mapping[str, bytes]) -> Verdict:
         return await _grade(task, patch if other is None else other, backend, spec, {}, instead)
 
-    return await counterchecked(task, verdict, tests, run)
+    try:
+        return await counterchecked(task, verdict, tests, run)
+    except Exception as error:
+        evidence = {**verdict.evidence, "traceback": traceback.format_exc()}
+        return Verdict(None, FailureKind.GRADER_ERROR, f"the countercheck failed: {error!r}", evidence=evidence)
 
 
 async def _grade(
