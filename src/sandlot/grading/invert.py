@@ -1,8 +1,8 @@
 """Invert tests: the same test files, but what right code passes must now fail.
 
 A report that says `passed` of an inverted test was not made by running it. An inversion looks like any test: where a
-test asserts at its top level, one of those assertions is turned round or gets another expected value; elsewhere the
-test fails before its first statement. Only the text that must change does.
+test asserts at its top level, one of those assertions is turned round, or gets another expected value or exception;
+elsewhere the test fails before its first statement. Only the text that must change does.
 """
 
 from __future__ import annotations
@@ -40,6 +40,10 @@ _METHODS = (
     ("assertGreater", "assertLessEqual"),
 )
 _OTHER_METHOD = {**dict(_METHODS), **{b: a for a, b in _METHODS}}
+
+
+_RAISES = {"raises", "assertRaises", "assertRaisesRegex"}
+_ERRORS = ("ZeroDivisionError", "RecursionError", "BufferError")
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,7 @@ def _edit(function: Function, text: _Text, chance: random.Random, exact: bool) -
     if reached and not any(
         b"given" in text.of(decorator) for decorator in function.decorator_list
     ):  # those would shrink
-        statements = [s for s in function.body if isinstance(s, ast.Assert | ast.Expr)]
+        statements = [s for s in function.body if isinstance(s, ast.Assert | ast.Expr | ast.With)]
         chance.shuffle(statements)
         for statement in statements:
             if edit := _turned(statement, text, chance, exact):
@@ -114,6 +118,10 @@ def _turned(statement: ast.stmt, text: _Text, chance: random.Random, exact: bool
             return Edit(text.start(test), text.start(test) + len("not"), b"")
         case ast.Assert(test=test):
             return Edit(text.start(test), text.end(test), b"not (" + text.of(test) + b")")
+        case ast.With(items=[ast.withitem(context_expr=ast.Call(func=function, args=[expected, *_]))]):
+            return _other_error(function, expected, text, chance)
+        case ast.Expr(value=ast.Call(func=function, args=[expected, *_])) if _name(function) in _RAISES:
+            return _other_error(function, expected, text, chance)
         case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id="self"), attr=method) as called, args=args)):
             if method not in _OTHER_METHOD or any(isinstance(argument, ast.Starred) for argument in args):
                 return None
@@ -121,6 +129,18 @@ def _turned(statement: ast.stmt, text: _Text, chance: random.Random, exact: bool
                 return edit
             return text.replaced(text.end(called.value), text.end(called), rf"\b{method}\b", _OTHER_METHOD[method])
     return None
+
+
+def _other_error(function: ast.expr, expected: ast.expr, text: _Text, chance: random.Random) -> Edit | None:
+    """Another exception in the place of the expected one."""
+    others = [name for name in _ERRORS if name.encode() not in text.of(expected)]
+    if _name(function) not in _RAISES or isinstance(expected, ast.Starred):
+        return None
+    return Edit(text.start(expected), text.end(expected), chance.choice(others).encode())
+
+
+def _name(function: ast.expr) -> str:
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
 
 
 class _Text:
