@@ -167,6 +167,23 @@ async def test_a_call_that_failed_is_not_made_again(cloud: Cloud, name: str) -> 
     await backend.close()
 
 
+@pytest.mark.parametrize("name", CLOUDS)
+async def test_a_look_that_failed_is_made_again_and_a_start_is_not(cloud: Cloud, name: str) -> None:
+    backend = cloud_backend(name, cloud)
+    async with await backend.create(SPEC) as sandbox:
+        for lost, ends in (("tail -c", True), ("nohup setsid", False)):
+            cloud.fail_on, cloud.fail_next = lost, TimeoutError("the connection broke")
+            running = asyncio.ensure_future(sandbox.exec("echo 1 >>count; sleep 0.5; echo done"))
+            if ends:
+                assert (await running).stdout == b"done\n"
+            else:
+                with pytest.raises(SandboxError, match="the connection broke"):
+                    await running
+            assert cloud.fail_next is None
+        assert await sandbox.read_file("/workspace/count") == b"1\n"
+    await backend.close()
+
+
 @pytest.mark.parametrize("name", ["e2b", "modal", "daytona"])
 async def test_what_a_dead_run_left_is_swept(cloud: Cloud, name: str) -> None:
     backend = cloud_backend(name, cloud)

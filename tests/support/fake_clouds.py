@@ -52,6 +52,8 @@ class Cloud:
     created: list[dict[str, Any]] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
     fail_next: Exception | None = None
+    """Raised by the next call whose line has `fail_on` in it."""
+    fail_on: str = ""
     gone: type[Exception] = Exception
     frozen: dict[str, Snapshot] = field(default_factory=dict)
     numbers: dict[str, int] = field(default_factory=dict)
@@ -85,7 +87,7 @@ class Cloud:
         there[1].close()
 
     async def run(self, name: str, argv: list[str], timeout: float, stdin: bytes = b"") -> tuple[int, str]:
-        if self.fail_next is not None:
+        if self.fail_next is not None and self.fail_on in argv[-1]:
             error, self.fail_next = self.fail_next, None
             raise error
         if name not in self.running:

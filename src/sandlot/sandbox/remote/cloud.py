@@ -100,6 +100,7 @@ class CloudSandbox(RemoteSandbox):
         return await self._machine.stream(f"exec {shlex.join(marked)}")
 
     async def _call(self, line: str, seconds: float) -> tuple[int, str]:
+        self._check_alive()
         try:
             return await self._machine.call(line, seconds)
         except SandboxLostError as error:

@@ -13,12 +13,13 @@ import shlex
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from sandlot.errors import SandboxError
+from sandlot.errors import SandboxError, SandboxLostError
 
 DIRECTORY = "/tmp/.sandlot"
 _PIECE = 1 << 20
 _LEFTOVER_SECONDS = 0.5
 _PAUSES = (0.05, 1.5)
+_FAULTS = 5
 
 # $1: directory of the command; the rest: the command. Pipes between, so that /dev/stdout can be opened by name.
 _RUN = """
@@ -82,20 +83,31 @@ class SpooledStream:
 
     async def read(self) -> tuple[int, bytes] | None:
         """See `Stream.read`."""
+        faults = 0
         while not self._ready:
             if self._code is not None:
                 return None
-            if not await self._look():
+            try:
+                found, faults = await self._look(), 0
+            except SandboxError as error:
+                faults += 1
+                if not error.retryable or isinstance(error, SandboxLostError) or faults > _FAULTS:
+                    raise
+                found = False
+            if not found:
                 await asyncio.sleep(self._pause)
                 self._pause = min(_PAUSES[1], self._pause * 1.4)
         return self._ready.pop(0)
 
     async def _look(self) -> bool:
-        """Fetch what is new; whether there was anything. The end is the look that finds nothing after the exit code."""
+        """Fetch what is new; whether there was anything. The end is the look that finds nothing after the exit code.
+
+        May be repeated: what is known counts in bytes.
+        """
         line = ["sh", "-c", _LOOK, "sh", self._directory, str(self._known[1]), str(self._known[2]), str(_PIECE)]
         code, said = await self._call(shlex.join(line), 60.0)
         if code == 9:
-            raise SandboxError("the files of a command are gone from the sandbox")
+            raise SandboxError("the files of a command are gone from the sandbox", retryable=False)
         fields = dict(row.partition(" ")[::2] for row in said.splitlines())
         found = False
         for kind, name in ((1, "out"), (2, "err")):
