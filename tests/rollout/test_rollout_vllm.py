@@ -33,18 +33,23 @@ async def sandlot(*args: str) -> dict[str, object]:
     return told
 
 
-async def test_pi_on_a_real_vllm_gives_samples_that_it_scores_alike(tmp_path: Path) -> None:
+async def test_two_turns_on_a_real_vllm_are_one_sample_that_it_scores_alike(tmp_path: Path) -> None:
+    """The model writes noise. Cut at eight tokens, Claude Code asks it to go on."""
     model = make_toy_model(tmp_path / "toy", max_context=16_384)
     run = str(tmp_path / "run")
     async with engines.vllm(model, tmp_path, max_context=16_384, logprobs_mode="processed_logprobs") as url:
         served = ["--engine", url, "--model", str(model), "--served-model", "toy"]
-        bounds = ["--max-turns", "3", "--max-tokens", "48", "-n", "2", "--out", run]
-        told = await sandlot("rollout", "bundled", "--only", "page-count", "--harness", "pi", *served, *bounds)
+        bounds = ["--max-turns", "2", "--max-tokens", "8", "-n", "3", "--out", run]
+        told = await sandlot("rollout", "bundled", "--only", "page-count", "--harness", "claude-code", *served, *bounds)
         audited = await sandlot("audit", run, "--rescore", url)
     episodes = told["episodes"]
     assert isinstance(episodes, list)
-    assert [e["reward"] for e in episodes] == [0.0, 0.0]
+    assert [e["reward"] for e in episodes] == [0.0] * 3
     assert audited["violations"] == []
+    turns, samples = audited["turns"], audited["samples"]
+    assert isinstance(turns, int)
+    assert isinstance(samples, int)
+    assert turns > samples, "no episode came to its second turn"
     gap = audited["rescore"]
     assert isinstance(gap, dict)
     assert gap["tokens"] == audited["trained_tokens"] > 0
