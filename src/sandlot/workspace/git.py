@@ -88,6 +88,7 @@ _SETTINGS = (
     "diff.noprefix=false",
     "diff.mnemonicPrefix=false",
     "fastimport.unpackLimit=1",
+    "fetch.unpackLimit=1",
     "gc.auto=0",
     "init.defaultBranch=main",
     "safe.directory=*",
@@ -189,12 +190,12 @@ class Store:
         return found
 
     def write_tree(self, entries: Entries, index: Path) -> str:
-        """Write the tree that holds exactly `entries`, whose blobs are in the store; the tree's id."""
+        """Write the tree that holds exactly `entries`; the tree's id. That their blobs are here is not looked at."""
         index.unlink(missing_ok=True)
         store = self.with_index(index)
         lines = b"".join(b"%s %s\t%s\0" % (e.mode.encode(), e.blob.encode(), path) for path, e in entries.items())
         store.git("update-index", "-z", "--index-info", stdin=lines)
-        return store.git("write-tree").decode().strip()
+        return store.git("write-tree", "--missing-ok").decode().strip()
 
     def diff(self, old: str, new: str) -> bytes:
         """The patch from tree `old` to tree `new`: binary data and full ids in it, renames as delete and add."""

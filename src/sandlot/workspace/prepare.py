@@ -15,7 +15,7 @@ from sandlot.sandbox import AGENT_USER, ExecResult, Sandbox
 from sandlot.tasks.task import HarborGrading, Repository, Task
 from sandlot.workspace.git import Entry, Store
 from sandlot.workspace.repository import BRANCH, CONFIG, built, shelf
-from sandlot.workspace.snapshot import ignored, read_tar, spool
+from sandlot.workspace.snapshot import has_rules, ignored, read_tar, spool
 
 GIT_NAMES = (".git",)
 _SETUP_TIMEOUT = 1800.0
@@ -151,7 +151,7 @@ _TRUSTING_GIT = r"""
 set -eu
 export HOME=$(mktemp -d) LC_ALL=C
 trap 'rm -rf "$HOME"' EXIT
-printf '[safe]\n\tdirectory = *\n' > "$HOME/.gitconfig"
+printf '[safe]\n\tdirectory = *\n[pack]\n\twindow = 0\n\tcompression = 1\n' > "$HOME/.gitconfig"
 export GIT_CONFIG_NOSYSTEM=1 GIT_ATTR_NOSYSTEM=1 GIT_NO_REPLACE_OBJECTS=1 GIT_TERMINAL_PROMPT=0
 unset XDG_CONFIG_HOME GIT_CONFIG_GLOBAL GIT_DIR GIT_WORK_TREE GIT_INDEX_FILE
 unset GIT_OBJECT_DIRECTORY GIT_ALTERNATE_OBJECT_DIRECTORIES
@@ -161,7 +161,7 @@ trust from a file only, and what `git fetch` starts reads no option of its comma
 SCRUB = rf"""{_TRUSTING_GIT}
 g() {{
     git -c core.hooksPath=/dev/null -c core.fsmonitor=false -c core.attributesFile=/dev/null \
-        -c gc.auto=0 -c protocol.file.allow=always -c advice.detachedHead=false "$@"
+        -c gc.auto=0 -c fetch.unpackLimit=1 -c protocol.file.allow=always -c advice.detachedHead=false "$@"
 }}
 work=$(pwd -P)
 as_us() {{ g -c user.name=Developer -c user.email=developer@localhost "$@"; }}
@@ -190,9 +190,7 @@ g init --quiet --template= "$fresh"
 g update-ref refs/sandlot/base "$base"
 ( cd "$fresh"
   g fetch --quiet --no-tags --update-head-ok --update-shallow "file://$common" "+refs/sandlot/base:refs/heads/$BRANCH"
-  g symbolic-ref HEAD "refs/heads/$BRANCH"
-  g repack --quiet -a -d
-  g prune --expire=now )
+  g symbolic-ref HEAD "refs/heads/$BRANCH" )
 find "$work" -name .git -prune -exec rm -rf {{}} +
 rm -rf "$common"
 rm -rf "$fresh/.git/logs" "$fresh/.git/FETCH_HEAD" "$fresh/.git/hooks" "$fresh/.git/branches" "$fresh/.git/info"
@@ -226,14 +224,21 @@ async def _observed(sandbox: Sandbox, task: Task, commit: str) -> Prepared:
 
 
 def _keep(tar: IO[bytes], tracked: Set[bytes], commit: str) -> Prepared:
-    home = shelf()
-    with home.scratch() as scratch:
-        store = Store.create(scratch / "store")
-        found = read_tar(store, tar, {})
+    """The files are hashed first, and stored only when this machine has not seen their tree yet."""
+    with tempfile.TemporaryDirectory() as scratch:
+        store = Store.create(Path(scratch) / "store")
+        found = read_tar(store, tar, {}, only=has_rules)
         left_out = ignored(store, found, [path for path in found if path not in tracked])
         entries = {path: entry for path, entry in found.items() if path not in left_out}
-        tree = store.write_tree(entries, scratch / "index")
-        kept = home.get(f"tree-{tree}", lambda place: store.path.rename(place / "store"))
+        tree = store.write_tree(entries, Path(scratch) / "index")
+
+    def fill(place: Path) -> None:
+        tar.seek(0)
+        store = Store.create(place / "store")
+        read_tar(store, tar, {}, only=entries.__contains__)
+        store.write_tree(entries, place / "index")
+
+    kept = shelf().get(f"tree-{tree}", fill)
     return Prepared(commit, tree, entries, Store(kept.path / "store", kept))
 
 

@@ -38,7 +38,7 @@ CONFIG = f"""\
 """The configuration of the agent's repository: an identity, and nothing that reaches outside."""
 CACHE_LIMIT = 32 << 30
 """Bytes of disk that the workspaces of a machine may take, but for those in use."""
-_FORMAT = b"1"
+_FORMAT = b"2"
 """Changes when what is built from the same source changes."""
 
 
@@ -143,7 +143,6 @@ def _build(repository: Repository, mutation: Mutation | None, place: Path) -> No
         f"+refs/sandlot/base:refs/heads/{BRANCH}", cwd=work,
     )  # fmt: skip
     run_git("reset", "--quiet", "--hard", cwd=work)
-    run_git("repack", "--quiet", "-a", "-d", cwd=work)
     git = work / ".git"
     for name in ("logs", "FETCH_HEAD", "ORIG_HEAD", "branches", "description", "hooks", "info"):
         shutil.rmtree(git / name, ignore_errors=True) if (git / name).is_dir() else (git / name).unlink(missing_ok=True)

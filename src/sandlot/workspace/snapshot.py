@@ -7,7 +7,7 @@ import os
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -53,12 +53,17 @@ FILE_LIMIT = 64 << 20
 
 
 def read_tar(
-    store: Store, tar: IO[bytes], known: Entries, *, oversized: list[bytes] | None = None
+    store: Store,
+    tar: IO[bytes],
+    known: Entries,
+    *,
+    oversized: list[bytes] | None = None,
+    only: Callable[[bytes], bool] = lambda path: True,
 ) -> dict[bytes, Entry]:
     """Hash every regular file and link of a tar into `store`; path → entry.
 
-    With `oversized` files above `FILE_LIMIT` are only hashed: one that is not in `known` as it is is left out, and its
-    path is added to the list.
+    Paths that are not among the `only` ones are hashed but not stored. With `oversized` files above `FILE_LIMIT` are
+    only hashed: one that is not in `known` as it is is left out, and its path is added to the list.
 
     Whatever lies in a directory called `.git` (in any spelling of case) is left out, as is a file of that name, so
     nested repositories and submodules are plain files. Blobs of `known` are in the store already. Empty directories
@@ -90,7 +95,7 @@ def read_tar(
             else:
                 continue
             blob = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
-            if blob not in have:
+            if blob not in have and only(path):
                 write(data)
                 have.add(blob)
             found[path] = Entry(mode, blob)
@@ -118,7 +123,7 @@ def _blob_writer(store: Store) -> Iterator[_Write]:
     """A function that puts a blob into the store, through one `git fast-import`."""
     with tempfile.TemporaryFile() as said:
         importer = subprocess.Popen(
-            git_command("fast-import", "--quiet", "--done"),
+            git_command("-c", "core.compression=1", "fast-import", "--quiet", "--done", "--depth=0"),
             cwd=store.path,
             env={**git_environment(), "GIT_DIR": str(store.path)},
             stdin=subprocess.PIPE,
@@ -152,6 +157,11 @@ class _Write:
         self._pipe.write(b"\n")
 
 
+def has_rules(path: bytes) -> bool:
+    """Whether git takes a file for rules of what to ignore."""
+    return path.rpartition(b"/")[2] == b".gitignore"
+
+
 def ignored(store: Store, base: Entries, paths: list[bytes]) -> set[bytes]:
     """Those of `paths` that the base's own ignore files, or `IGNORED_ALWAYS`, tell git to ignore.
 
@@ -159,8 +169,7 @@ def ignored(store: Store, base: Entries, paths: list[bytes]) -> set[bytes]:
     """
     if not paths:
         return set()
-    rules = {path: entry for path, entry in base.items() if path.rsplit(b"/", 1)[-1] == b".gitignore"}
-    rules = {path: entry for path, entry in rules.items() if entry.mode != "120000"}
+    rules = {path: entry for path, entry in base.items() if has_rules(path) and entry.mode != "120000"}
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch)
         make_repository(root / ".git", bare=False)
