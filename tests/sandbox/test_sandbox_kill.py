@@ -1,13 +1,11 @@
 """An end leaves nothing: no process, mount, limit group, file or descriptor, whoever dies and however."""
 
 import asyncio
-import gc
 import os
 import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ import pytest
 from sandlot.errors import SandboxLostError, SandboxUnavailableError
 from sandlot.sandbox import SandboxSpec
 from sandlot.sandbox.local import LocalBackend, state
+from support import end_run
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -155,6 +154,48 @@ async def test_a_killed_owner_leaves_nothing(tmp_path: Path, victims: str) -> No
     assert not [path for path in await asyncio.to_thread(_groups) if f"run-{owner.pid}-" in path]
 
 
+@pytest.mark.slow
+async def test_a_kill_at_any_moment_leaves_only_what_the_next_start_sweeps(tmp_path: Path) -> None:
+    """Owners boot, freeze and kill without end, and die one after the other; a run beside them must not notice."""
+    source = str(Path(state.__file__).parents[3])
+    paths = [source, str(Path(__file__).parents[1]), *filter(None, sys.path)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    living = LocalBackend(tmp_path)
+    async with await living.create(SandboxSpec()) as beside:
+        await beside.exec("echo mine > mine")
+        busy = await asyncio.create_subprocess_exec(
+            sys.executable, end_run.__file__, str(tmp_path), env=environment, stdout=subprocess.PIPE
+        )
+        assert busy.stdout is not None
+        owners = [int(await busy.stdout.readline()) for _ in range(end_run.OWNERS)]
+        for _ in range(2000):
+            if len(_found(tmp_path, "run-*/*/about.json")) > len(owners):
+                break
+            await asyncio.sleep(0.02)
+        for number, owner in enumerate(owners):
+            await asyncio.sleep(0.013 * number)
+            for zygote in _children(owner) if number % 2 else []:
+                os.kill(zygote, signal.SIGKILL)
+            os.kill(owner, signal.SIGKILL)
+        await busy.wait()
+        assert await _gone("94.5")
+        for _ in range(500):  # the last keepers and zygotes let go of their runs
+            await living.sweep()
+            if len(_found(tmp_path, "run-*")) == 1:
+                break
+            await asyncio.sleep(0.02)
+        assert _found(tmp_path, "run-*") == [living.run_dir]
+        groups = await asyncio.to_thread(_groups)
+        assert not [path for path in groups if any(f"run-{owner}-" in path for owner in owners)]
+        assert await beside.read_file("mine") == b"mine\n"
+    await living.close()
+    assert os.listdir(tmp_path) == [".lock"]
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 async def test_sweep_removes_dead_runs_only(backend: LocalBackend, tmp_path: Path) -> None:
     live = LocalBackend(tmp_path)
     async with await live.create(SandboxSpec()) as sandbox:
@@ -184,35 +225,13 @@ async def test_a_killed_zygote_is_replaced(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == [".lock"]
 
 
-async def test_sixty_four_at_once(backend: LocalBackend) -> None:
-    made = await asyncio.gather(*(backend.create(SandboxSpec()) for _ in range(64)))
+async def test_sixteen_at_once(backend: LocalBackend) -> None:
+    made = await asyncio.gather(*(backend.create(SandboxSpec()) for _ in range(16)))
     results = await asyncio.gather(*(s.exec(["sh", "-c", f"echo {n} > n; cat n"]) for n, s in enumerate(made)))
-    assert [result.stdout for result in results] == [b"%d\n" % n for n in range(64)]
+    assert [result.stdout for result in results] == [b"%d\n" % n for n in range(16)]
     await asyncio.gather(*(sandbox.kill() for sandbox in made))
     assert not [path for path in await asyncio.to_thread(_groups) if any(s.id in path for s in made)]
     assert not [sandbox.id for sandbox in made if (backend.run_dir / sandbox.id).exists()]
-
-
-@pytest.mark.slow
-async def test_two_hundred_boots_leave_descriptors_and_memory_flat(backend: LocalBackend) -> None:
-    async def boot() -> None:
-        async with await backend.create(SandboxSpec()) as sandbox:
-            assert (await sandbox.exec(["true"])).ok
-
-    def held() -> tuple[int, int, int]:
-        assert backend._zygote is not None
-        gc.collect()
-        ours, zygote = (len(os.listdir(f"/proc/{pid}/fd")) for pid in (os.getpid(), backend._zygote.pid))
-        return ours, zygote, len(os.listdir(backend.run_dir))
-
-    for _ in range(5):
-        await boot()
-    before = held()
-    started = time.monotonic()
-    for _ in range(200):
-        await boot()
-    assert held() == before
-    assert time.monotonic() - started < 60
 
 
 async def test_a_machine_that_forbids_namespaces_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

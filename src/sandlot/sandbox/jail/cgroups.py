@@ -119,11 +119,18 @@ def settle_in(mount_point: str) -> tuple[str, list[str]]:
     """
     with open("/proc/self/cgroup") as file:
         own = next(line.split("::", 1)[1].strip() for line in file if line.startswith("0::"))
-    path = mount_point + own.rstrip("/")
+    if own == "/":
+        raise OSError(errno.EPERM, "this process is in no limit group of its own")
+    path = mount_point + own
     below = os.path.join(path, "zygote")
     os.mkdir(below, 0o755)
-    syscalls.write_setting(os.path.join(below, "cgroup.procs"), str(os.getpid()))
-    return path, give_on(path)
+    try:
+        syscalls.write_setting(os.path.join(below, "cgroup.procs"), str(os.getpid()))
+        return path, give_on(path)
+    except OSError:
+        syscalls.write_setting(os.path.join(path, "cgroup.procs"), str(os.getpid()))
+        os.rmdir(below)
+        raise
 
 
 def remove_listed(listing: str) -> None:

@@ -88,8 +88,8 @@ def denied_numbers(machine: str) -> list[int]:
 def build_filter(machine: str | None = None) -> bytes:
     """The filter program for `machine` (default: this one), ready to install.
 
-    Foreign call tables (32-bit, x32) get ENOSYS whole, since their numbers mean other calls. So does clone3, whose flags
-    a filter cannot see: C libraries then use clone.
+    Foreign call tables (32-bit, x32) get ENOSYS whole, since their numbers mean other calls. So does clone3, whose
+    flags a filter cannot see: C libraries then use clone.
     """
     machine = machine or os.uname().machine
     no_call = _op(_RET, _ERRNO | errno.ENOSYS)
