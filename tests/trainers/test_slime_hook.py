@@ -89,6 +89,27 @@ def loaded_rollout_module() -> Iterator[SimpleNamespace]:
     del sys.modules[module.__name__]
 
 
+@pytest.fixture(scope="module")
+def verdicts() -> dict[tuple[str, bytes], Any]:
+    return {}
+
+
+@pytest.fixture
+def graded_once(verdicts: dict[tuple[str, bytes], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal patches are graded once in this file: grading is most of an episode's time, and shown elsewhere."""
+    grade, running = episode.grade, {}
+
+    async def once(task: Any, patch: Any, *rest: Any, **named: Any) -> Any:
+        key = (task.id, patch.diff)
+        if key not in verdicts:
+            if key not in running:
+                running[key] = asyncio.create_task(grade(task, patch, *rest, **named))
+            verdicts[key] = await asyncio.shield(running[key])
+        return verdicts[key]
+
+    monkeypatch.setattr(episode, "grade", once)
+
+
 @pytest.mark.slow
 async def test_a_group_from_generate_to_training_data(args: SimpleNamespace) -> None:
     samples = [sample_of(index=0), sample_of("ini-quotes", 1), sample_of("no-such-task", 2), sample_of(index=3)]
@@ -113,7 +134,7 @@ async def test_a_group_from_generate_to_training_data(args: SimpleNamespace) -> 
 
 
 @pytest.mark.slow
-async def test_evaluation_gives_one_sample_and_its_own_sampling(args: SimpleNamespace) -> None:
+async def test_evaluation_gives_one_sample_and_its_own_sampling(args: SimpleNamespace, graded_once: None) -> None:
     made = await vime.generate(args, sample_of(), sampling_params(temperature=0.6, top_p=0.9), evaluation=True)
     assert isinstance(made, StandIn)
     assert (made.reward, made.status) == (1.0, StandIn.Status.COMPLETED)
@@ -124,7 +145,7 @@ async def test_evaluation_gives_one_sample_and_its_own_sampling(args: SimpleName
 
 @pytest.mark.slow
 async def test_an_abort_ends_an_episode_wherever_it_is(
-    args: SimpleNamespace, loaded_rollout_module: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+    args: SimpleNamespace, graded_once: None, loaded_rollout_module: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both ways trainers end a rollout, their flag and a cancellation, in every phase; what hangs is cancelled too."""
     monkeypatch.setattr(slime_hook, "_ABORT_CHECK", 0.05)
@@ -168,7 +189,7 @@ async def test_an_abort_ends_an_episode_wherever_it_is(
 
 @pytest.mark.slow
 async def test_a_call_that_a_weight_update_aborts_is_sampled_again(
-    args: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+    args: SimpleNamespace, graded_once: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine ends what is in flight when weights are pushed: the turn is asked for again, the episode goes on."""
     await vime.generate(args, sample_of("ini-quotes"), sampling_params())
@@ -195,7 +216,7 @@ async def test_a_call_that_a_weight_update_aborts_is_sampled_again(
 
 
 @pytest.mark.slow
-async def test_an_engine_that_goes_away_aborts_and_never_trains(args: SimpleNamespace) -> None:
+async def test_an_engine_that_goes_away_aborts_and_never_trains(args: SimpleNamespace, graded_once: None) -> None:
     (good,) = await vime.generate(args, sample_of(), sampling_params())
     assert good.reward == 1.0
     state = await slime_hook._states[asyncio.get_running_loop()]
@@ -210,7 +231,7 @@ async def test_an_engine_that_goes_away_aborts_and_never_trains(args: SimpleName
 
 @pytest.mark.slow
 async def test_a_sandbox_that_cannot_be_made_aborts_one_rollout_only(
-    args: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+    args: SimpleNamespace, graded_once: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """d02: sandbox creation of one of the group raises, and another one is cancelled from inside (h02)."""
     await vime.generate(args, sample_of(), sampling_params())
@@ -236,7 +257,7 @@ async def test_a_sandbox_that_cannot_be_made_aborts_one_rollout_only(
 
 
 @pytest.mark.slow
-async def test_rewards_are_where_the_trainer_looks(args: SimpleNamespace) -> None:
+async def test_rewards_are_where_the_trainer_looks(args: SimpleNamespace, graded_once: None) -> None:
     args.reward_key, args.eval_reward_key = "score", "solved"
     for name, reward in ((TASK, 1.0), ("gone", 0.0)):
         (row,) = await vime.generate(args, sample_of(name), sampling_params())
@@ -247,24 +268,13 @@ async def test_rewards_are_where_the_trainer_looks(args: SimpleNamespace) -> Non
 
 
 @pytest.mark.slow
-async def test_a_whole_batch_at_once(args: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """64 real episodes; equal patches are graded once, since grading is most of the time and shown elsewhere."""
+async def test_a_whole_batch_at_once(args: SimpleNamespace, graded_once: None) -> None:
+    """64 real episodes."""
     count, names = 64, [TASK, "ini-quotes"]
-    verdicts: dict[tuple[str, bytes], asyncio.Task[Any]] = {}
-    grade = episode.grade
-
-    async def once(task: Any, patch: Any, *rest: Any, **named: Any) -> Any:
-        key = (task.id, patch.diff)
-        if key not in verdicts:
-            verdicts[key] = asyncio.create_task(grade(task, patch, *rest, **named))
-        return await asyncio.shield(verdicts[key])
-
-    monkeypatch.setattr(episode, "grade", once)
     rollouts = await asyncio.gather(
         *(vime.generate(args, sample_of(names[k % 2], k), sampling_params()) for k in range(count))
     )
     assert [r[0].reward for r in rollouts] == [1.0, 0.0] * (count // 2)
-    assert len(verdicts) == len(names)
     assert len({r[0].metadata["sandlot"]["episode_id"] for r in rollouts}) == count
     assert {r[0].rollout_id for r in rollouts} == set(range(count))
 
