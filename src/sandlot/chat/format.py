@@ -154,7 +154,7 @@ class _Checkpoint:
         own = self._own_or_none()
         for family in families:
             try:
-                if not family.form:
+                if not (family.form or self.form):
                     return self.by_family(family.name)  # nothing else reads its answers
                 for chat in self._formats(family.name):
                     if (own is None or not difference(chat, own)) and not spoof(chat) and self._better(chat, own):
