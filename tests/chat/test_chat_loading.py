@@ -13,7 +13,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from sandlot.chat.format import load_chat_format
-from sandlot.chat.messages import Message, Tool
+from sandlot.chat.messages import Message
 from sandlot.chat.template import EMBEDDED_TEMPLATE, load_template, special_tokens
 from sandlot.chat.tokenizer import ChatTokenizer, load_tokenizer
 from sandlot.errors import ModelError
@@ -223,42 +223,3 @@ def test_runs_of_blanks_are_no_control_tokens(model: Path) -> None:
     text = "if x:\n\n    y"
     assert loaded.encode(text) == tokenizer.encode(text).ids
     assert tokenizer.token_to_id("    ") in loaded.encode(text)
-
-
-@pytest.mark.parametrize("name", SHAPES)
-def test_rendered_as_transformers_does(tmp_path: Path, name: str) -> None:
-    """Ids of a conversation without control strings are those of `apply_chat_template`."""
-    transformers = pytest.importorskip("transformers")
-    path = write_chat_dir(tmp_path / "m", SHAPES[name])
-    chat = load_chat_format(path)
-    reference = transformers.PreTrainedTokenizerFast.from_pretrained(path)
-    call = {
-        "type": "function",
-        "id": "abcdefghi",
-        "function": {"name": "read", "arguments": {"path": "é <b>.py", "n": 1}},
-    }
-    conversation = [
-        {"role": "system", "content": "Rules & <tags>.\n"},
-        {"role": "user", "content": "  Fix\tit: naïve \U0001f600  "},
-        {"role": "assistant", "content": "I read.", "tool_calls": [call]},
-        {"role": "tool", "content": "x = {}\n", "tool_call_id": "abcdefghi", "name": "read"},
-        {"role": "assistant", "content": "Done.", "reasoning_content": "quick"},
-        {"role": "user", "content": "Thanks."},
-    ]
-    if name == "plain":
-        conversation = [conversation[1], conversation[4], conversation[5]]
-    tools = [
-        Tool("read", "Read 'a' <file>.", {"type": "object", "properties": {"path": {"type": "string"}}}).as_function()
-    ]
-    tools = [] if name == "plain" else tools
-    for end in range(1, len(conversation) + 1):
-        if conversation[end - 1]["role"] == "system":
-            continue
-        text = chat.template.render(conversation[:end], tools, generation_prompt=True)
-        wanted = reference.apply_chat_template(
-            conversation[:end], tools=tools or None, add_generation_prompt=True, tokenize=False
-        )
-        assert text == wanted
-        ids = reference(wanted, add_special_tokens=False)["input_ids"]
-        assert chat.tokenizer.encode(chat.tokenizer.conceal(text)) == ids
-        assert chat.decode(ids) == wanted
