@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from sandlot.errors import FailureKind
+from sandlot.errors import EngineError, FailureKind
 from sandlot.gateway import SessionLimits
 from sandlot.harness import Endpoint, Harness
 from sandlot.harness.claude_code import ClaudeCode
@@ -181,6 +181,31 @@ async def test_a_session_in_the_path_and_a_slow_engine(
     result = await _run(rig, harness, tmp_path, base=f"{rig.url}/s/{rig.session.id}")
     assert harness.failure(result) == (None, ""), result.text()
     assert len(rig.session.turns) == 2
+
+
+@pytest.mark.parametrize(
+    ("harness", "in_stream"),
+    [
+        pytest.param(Pi(), False, id="pi-at-once"),
+        pytest.param(Codex(), False, id="codex-at-once"),
+        *(pytest.param(h, True, id=f"{h.name}-in-the-stream") for h in (Pi("google"), ClaudeCode(), Codex())),
+    ],
+)
+async def test_an_engine_that_failed_is_asked_again(
+    make_rig: MakeRig, tmp_path: Path, harness: Harness, in_stream: bool, slow: Callable[[Rig], None]
+) -> None:
+    """Told so before anything was answered, or in a stream that had begun: the failed call leaves nothing."""
+    failed = EngineError("the engine is being restarted")
+    said = [failed, shell_call(harness, "echo hi >> hello.txt"), "Done."]
+    rig = await make_rig(lambda prompt, number: said[min(number, 2)])
+    if in_stream:
+        slow(rig)
+    result = await _run(rig, harness, tmp_path)
+    assert harness.failure(result) == (None, ""), result.text()
+    assert (tmp_path / "work" / "hello.txt").read_text() == "hi\n"
+    first, second = rig.session.turns
+    assert (first.parent, second.parent, rig.session.forks) == (None, first.id, [])
+    assert [kind for kind, _ in rig.kept.events] == ["engine_error"]
 
 
 @pytest.mark.parametrize(
