@@ -608,6 +608,27 @@ async def test_bodies_are_capped_per_session_and_together(make_rig: MakeRig) -> 
     assert rig.gateway.reading.used == 0
 
 
+@pytest.mark.parametrize("depth", [480, 900, 100_000])
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+async def test_what_is_nested_too_deeply_is_refused_for_good(make_rig: MakeRig, depth: int, path: str) -> None:
+    rig = await make_rig()
+    nested = b'{"a":' * depth + b"1" + b"}" * depth
+    call = b'{"role":"assistant","content":[{"type":"tool_use","id":"c","name":"Bash","input":%b}]}' % nested
+    bodies = [
+        b'{"messages":[{"role":"user","content":"hi"},%b]}' % call,
+        b'{"messages":[{"role":"user","content":"hi"}],"tools":[{"name":"B","input_schema":%b}]}' % nested,
+        b'{"messages":[{"role":"user","content":"hi"}],"stream":true,"tools":[{"name":"B","input_schema":%b}]}'
+        % nested,
+    ]
+    for body in bodies:
+        async with rig.http.post(f"{rig.url}{path}", data=body, headers={"x-api-key": rig.opened.api_key}) as reply:
+            told = await reply.json()
+            assert (reply.status, told["error"]["type"]) == (400, "invalid_request_error")
+            assert "nested too deeply" in told["error"]["message"]
+    assert rig.session.counters.engine_error == ""
+    assert (await rig.messages(ask("hi")))[0] == 200
+
+
 async def test_packed_bodies_are_read_and_their_real_size_counts(make_rig: MakeRig) -> None:
     rig = await make_rig(limits=SessionLimits(body_bytes=20_000))
     plain, large = (json.dumps(ask(text)).encode() for text in ("hi", "x" * 30_000))

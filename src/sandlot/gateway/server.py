@@ -62,7 +62,7 @@ class _Handler:
                 if asked.stream:
                     return await self._stream(wire, session, asked, request)
                 told = await self._turn(session, asked, wire)
-            except WireError as error:
+            except (WireError, RecursionError) as error:
                 return refused(wire, error)
             return await self._deliver(session, told, wire.body(told.answer, asked), {"Content-Type": _JSON}, request)
 
@@ -73,7 +73,7 @@ class _Handler:
             try:
                 session = self._session(request)
                 count = await session.count_tokens(await self._parse(wire, session, request))
-            except WireError as error:
+            except (WireError, RecursionError) as error:
                 return refused(wire, error)
             return web.Response(body=wire.count_body(count), content_type=_JSON)
 
@@ -131,7 +131,7 @@ class _Handler:
         def read() -> ChatRequest:
             try:
                 body = session.bodies.decode(raw, wire.name)
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise WireError("invalid_request", f"the request body is no JSON: {error}") from error
             return wire.parse(body, headers, request.path_qs, session.recall)
 
@@ -213,8 +213,12 @@ def wire_of(request: web.Request) -> Wire:
     return wire_for("/v1/messages" if "anthropic-version" in request.headers else "/v1/chat/completions")
 
 
-def refused(wire: Wire, error: WireError) -> web.Response:
+def refused(wire: Wire, error: WireError | RecursionError) -> web.Response:
     """The answer that tells an error before anything else was answered."""
+    if isinstance(error, RecursionError):
+        error = WireError(
+            "invalid_request", "the request is nested too deeply; send arguments and schemas that are flatter"
+        )
     status, body = wire.error(error)
     headers = {"x-should-retry": "true" if error.kind == "overloaded" else "false"}
     response = web.Response(status=status, body=body, content_type=_JSON, headers=headers)

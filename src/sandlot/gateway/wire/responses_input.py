@@ -49,12 +49,11 @@ def _tools(entry: Mapping[str, Any], where: str) -> tuple[Tool, ...]:
     if kind == "custom" and name:
         return (freeform_tool(entry, name),)
     if kind == "namespace" and name:
-        inner = tools_of(entry.get("tools"), f"{where}.{name}")
-        return tuple(
-            replace(tool, name=flat_name(name, tool.name), namespace=name)
-            for tool in inner
-            if tool.kind != "search" and not tool.namespace
-        )
+        inner = entry.get("tools")
+        if isinstance(inner, list):
+            inner = [tool for tool in inner if isinstance(tool, dict) and tool.get("type") in ("function", "custom")]
+        made = tools_of(inner, f"{where}.{name}")
+        return tuple(replace(tool, name=flat_name(name, tool.name), namespace=name) for tool in made)
     if kind == SEARCH and entry.get("execution") == "client":
         return (Tool(SEARCH, string(entry.get("description")), schema, "search"),)
     return ()
