@@ -132,7 +132,11 @@ async def test_hostile_images_boot_or_are_refused(backend: LocalBackend, tmp_pat
         assert outside.stat().st_uid == os.geteuid()
 
 
-async def test_what_is_no_image_is_told_so(backend: LocalBackend, tmp_path: Path) -> None:
+async def test_what_is_no_image_is_told_so(
+    backend: LocalBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tests").mkdir()
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "odd").mkdir()
     (tmp_path / "odd/index.json").write_text('{"manifests": []}')
     (tmp_path / "odd/oci-layout").touch()

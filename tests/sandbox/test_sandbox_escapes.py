@@ -170,7 +170,7 @@ async def test_whoever_will_be_a_sandbox_holds_nothing_of_this_process(backend: 
             await box.exec(["true"])
             assert backend._zygote is not None
             family = await asyncio.to_thread(_family, backend._zygote.pid)
-    assert len(family) >= 4
+    assert len(family) >= 2  # a plain user cannot look into those that hold rights
     for files, environment in family.values():
         assert not [name for name in files if str(tmp_path) in name]
         assert environment.strip(b"\0") == b""

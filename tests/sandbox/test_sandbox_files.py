@@ -273,8 +273,8 @@ contents = st.one_of(
 )
 
 
-# A case costs milliseconds, not microseconds: 200 of them, 10,000 with the profile `deep`.
-cases = settings(max_examples=max(200, settings().max_examples // 10))
+# A case goes through a sandbox and costs milliseconds; thousands that do not are in test_hostile_inputs.py.
+cases = settings(max_examples=max(50, settings().max_examples // 20))
 
 
 @cases
@@ -298,24 +298,5 @@ def test_no_archive_writes_outside_its_directory(
         for name in await _download(sandbox, "/workspace/in"):
             assert not name.startswith("/")
             assert ".." not in name.split("/")
-
-    runner.run(attempt())
-
-
-@cases
-@given(
-    path=st.lists(st.sampled_from(["..", ".", "proc", "self", "fd", "1", "root", "dev", "tmp", "mem", "a"]), max_size=6)
-)
-def test_no_path_hangs_or_reads_what_is_no_file(hunted: tuple[asyncio.Runner, LocalSandbox], path: list[str]) -> None:
-    runner, sandbox = hunted
-    name = "/" + "/".join(path)
-
-    async def attempt() -> None:
-        async with asyncio.timeout(10):
-            for call in (sandbox.read_file(name), sandbox.write_file(name, b"x")):
-                try:
-                    assert await call in (None, b"x")
-                except (SandboxError, FileNotFoundError):
-                    pass
 
     runner.run(attempt())

@@ -15,8 +15,8 @@ import sandlot
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="this run is a plain user's already")
 
 
-WHOLE = ["."]
-SHORT = ["test_image_boot.py", "test_sandbox_exec.py", "test_sandbox_isolation.py", "test_sandbox_snapshot.py"]
+SHORT = ["image_boot", "sandbox_escapes", "sandbox_exec", "sandbox_isolation", "sandbox_snapshot"]
+WHOLE = [*SHORT, *(f"sandbox_{name}" for name in ("background", "cli", "files", "kill", "limits", "machines"))]
 
 
 @pytest.fixture(params=["one id", "subordinate ids"])
@@ -83,6 +83,8 @@ def test_the_suite_as_a_plain_user(plain_user: tuple[pwd.struct_passwd, list[str
         "-c",
         str(rootdir / "pyproject.toml"),
     ]
-    result = run(python, "-m", "pytest", *options, "--basetemp", f"{home}/t", *(str(here / file) for file in files))
+    result = run(
+        python, "-m", "pytest", *options, "--basetemp", f"{home}/t", *(str(here / f"test_{file}.py") for file in files)
+    )
     assert result.returncode == 0, result.stdout[-8000:] + result.stderr[-2000:]
     assert " passed" in result.stdout

@@ -78,15 +78,15 @@ def create(groups: Mapping[str, str], limits: Mapping[str, Any]) -> Payload:
 def remove(paths: Iterable[str]) -> None:
     """Remove groups whose processes are dead; the kernel may need a moment to let the last one go."""
     for path in paths:
-        for attempt in range(200):
+        for attempt in range(2000):
             try:
                 os.rmdir(path)
             except FileNotFoundError:
                 break
             except OSError as error:
-                if error.errno != errno.EBUSY or attempt == 199:
+                if error.errno != errno.EBUSY or attempt == 1999:
                     break
-                time.sleep(0.01)
+                time.sleep(0.001)
             else:
                 break
 
