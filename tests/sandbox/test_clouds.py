@@ -264,6 +264,7 @@ async def test_the_way_back_to_the_gateway(cloud: Cloud, name: str, dialled: boo
 
             return await asyncio.start_server(answer, sock=sandbox.listen(9000))
 
+        assert first.facts["gateway"] == ("tunnel" if dialled else "relay")
         servers = [await serve(b"first", first), await serve(b"second", second)]
         ask = "exec 3<>/dev/tcp/127.0.0.1/9000; echo hello >&3; cat <&3"
         for who, sandbox in ((b"first", first), (b"second", second), (b"first", first)):

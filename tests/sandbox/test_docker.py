@@ -140,6 +140,7 @@ async def test_what_cannot_be_done_is_refused(backend: DockerBackend) -> None:
     nobody = DockerBackend("unix:///does/not/exist.sock")
     with pytest.raises(SandboxError, match="daemon"):
         await nobody.create(SandboxSpec(image="x"))
+    assert [check.name for check in await backend.doctor()] == ["docker", "docker boots"]
     (check,) = await nobody.doctor()
     assert not check.ok
     assert "DOCKER_HOST" in check.cure

@@ -10,7 +10,8 @@ from typing import Any
 from sandlot.errors import MissingDependencyError, SandboxError, SandboxLostError
 from sandlot.sandbox.base import SandboxSpec
 from sandlot.sandbox.remote import owner
-from sandlot.sandbox.remote.cloud import CloudBackend, Frozen, Machine
+from sandlot.sandbox.remote.cloud import CloudBackend
+from sandlot.sandbox.remote.machine import Frozen, Machine
 from sandlot.sandbox.remote.process import HandedStream, Stream
 
 _EVERYWHERE = "0.0.0.0/0"

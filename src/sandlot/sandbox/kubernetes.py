@@ -14,7 +14,8 @@ from typing import Any
 
 from sandlot.errors import MissingDependencyError, SandboxError, SandboxLostError, SandboxUnavailableError
 from sandlot.sandbox.base import SandboxSpec
-from sandlot.sandbox.remote.cloud import CloudBackend, Machine
+from sandlot.sandbox.remote.cloud import CloudBackend
+from sandlot.sandbox.remote.machine import Machine
 
 _PIECE = 48 << 10
 _FINAL = ("SandboxClaimFailedError", "SandboxTemplateNotFoundError", "SandboxWarmPoolNotFoundError")

@@ -9,7 +9,8 @@ from typing import Any
 from sandlot.errors import MissingDependencyError, SandboxError, SandboxLostError
 from sandlot.sandbox.base import SandboxSpec
 from sandlot.sandbox.remote import owner
-from sandlot.sandbox.remote.cloud import DOCKERFILE, CloudBackend, Frozen, Machine
+from sandlot.sandbox.remote.cloud import DOCKERFILE, CloudBackend
+from sandlot.sandbox.remote.machine import Frozen, Machine
 from sandlot.sandbox.remote.process import HandedStream, Stream
 
 _SNAPSHOT_SECONDS = 7 * 86_400

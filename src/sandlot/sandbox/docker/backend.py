@@ -109,6 +109,7 @@ class DockerBackend:
                 "disk": "watch",
             },
             "network": spec.network,
+            "gateway": "socket" if here else "relay",
             "seccomp": True,
             "image": spec.image if spec.snapshot is None else "snapshot",
         }
@@ -254,7 +255,15 @@ class DockerBackend:
         except (SandboxError, MissingDependencyError) as error:
             return [Check("docker", False, str(error), "start Docker or Podman's service, or set DOCKER_HOST")]
         engine = (version.get("Components") or [{}])[0].get("Name", "Docker")
-        return [Check("docker", True, f"{engine} {version.get('Version')}, API {version.get('ApiVersion')}")]
+        answers = Check("docker", True, f"{engine} {version.get('Version')}, API {version.get('ApiVersion')}")
+        try:
+            async with await self.create(SandboxSpec(network="gateway")) as sandbox:
+                await sandbox.exec(["true"])
+                way = sandbox.facts["gateway"]
+        except (SandboxError, OSError) as error:
+            cure = "give the daemon the rights that the error names; on Debian `tools/podman-service.sh` sets Podman up"
+            return [answers, Check("docker boots", False, str(error), cure)]
+        return [answers, Check("docker boots", True, f"the gateway is reached by a {way}")]
 
     async def close(self) -> None:
         """See `SandboxBackend.close`."""

@@ -12,7 +12,8 @@ from typing import Any
 
 from sandlot.errors import MissingDependencyError, SandboxError, SandboxUnavailableError
 from sandlot.sandbox.base import SandboxSpec
-from sandlot.sandbox.remote.cloud import DOCKERFILE, CloudBackend, Machine
+from sandlot.sandbox.remote.cloud import DOCKERFILE, CloudBackend
+from sandlot.sandbox.remote.machine import Machine
 
 
 class _Machine(Machine):

@@ -1,0 +1,44 @@
+"""What an adapter gives of each sandbox of its cloud; `cloud.py` and `cloud_sandbox.py` make the rest of that."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sandlot.sandbox.remote.process import Stream
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """Files that a cloud keeps: what boots from them, and what removes them."""
+
+    source: Any
+    remove: Callable[[], Awaitable[Any]]
+
+
+class Machine(ABC):
+    """One sandbox of a cloud, as its SDK offers it."""
+
+    id: str
+
+    @abstractmethod
+    async def call(self, line: str, seconds: float) -> tuple[int, str]:
+        """Run a shell line as root, once: its exit code and stdout. `SandboxLostError` when the sandbox is gone."""
+
+    @abstractmethod
+    async def put(self, path: str, data: bytes) -> None:
+        """Write a file as root."""
+
+    async def stream(self, line: str) -> Stream:
+        """Start a shell line as root whose stdin stays open, for backends that have `streams`."""
+        raise NotImplementedError
+
+    async def freeze(self) -> Frozen:
+        """Keep the files as something to boot from, for backends that have `snapshots`."""
+        raise NotImplementedError
+
+    @abstractmethod
+    async def end(self) -> None:
+        """End the sandbox. May be repeated."""
