@@ -29,7 +29,7 @@ $(VENV)/.installed: pyproject.toml constraints/run.txt tools/prepare.sh
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed constraints/dev.txt
-	sh tools/prepare.sh "$(PYTHON)" "$(VENV)" shellcheck
+	sh tools/prepare.sh "$(PYTHON)" "$(VENV)" shellcheck newuidmap:uidmap linux.uml:user-mode-linux
 	$(BIN)/python -m pip install --quiet --require-hashes -r constraints/dev.txt
 	touch $@
 

@@ -28,7 +28,7 @@ if ! command -v podman >/dev/null || ! command -v runc >/dev/null; then
         exit 1
     fi
     export DEBIAN_FRONTEND=noninteractive
-    { apt-get update -q && apt-get install -qy --no-install-recommends podman runc catatonit curl uidmap; } >&2
+    { apt-get update -q && apt-get install -qy --no-install-recommends podman runc catatonit curl; } >&2
 fi
 # runc and cgroupfs work in plain virtual machines and on hybrid cgroups, where crun and systemd do not; ulimits are named
 # because a root without CAP_SYS_RESOURCE may not raise the inherited ones.

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Make the virtual environment, and install the Debian packages that are missing where we may.
-# usage: prepare.sh PYTHON VENV [WISHED…]; what is only wished for is a Debian package that tests can do without
+# usage: prepare.sh PYTHON VENV [COMMAND[:PACKAGE]…]; commands of Debian packages that tests can do without
 set -eu
 python=$1 venv=$2
 shift 2
@@ -27,12 +27,13 @@ if [ -n "$missing" ]; then
 fi
 
 for wished in "$@"; do
-    command -v "$wished" >/dev/null && continue
+    command=${wished%%:*} package=${wished##*:}
+    command -v "$command" >/dev/null && continue
     if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null &&
-        { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$wished"; } >/dev/null 2>&1; then
-        echo "installed the Debian package $wished"
+        { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$package"; } >/dev/null 2>&1; then
+        echo "installed the Debian package $package"
     else
-        echo "$wished is not here: the tests that use it are skipped" >&2
+        echo "$command is not here: the tests that use it are skipped" >&2
     fi
 done
 

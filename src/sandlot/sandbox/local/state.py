@@ -44,7 +44,7 @@ def sweep(parent: Path, remove: Callable[[str, str], int]) -> int:
     holds across containers that share the directory, where process numbers would lie.
     """
     removed = 0
-    if not parent.is_dir() or parent.stat().st_uid != os.geteuid():
+    if not parent.is_dir() or parent.stat().st_uid != os.geteuid() or not os.access(parent, os.W_OK):
         return 0
     with locked(parent / ".lock"):
         for run in parent.glob("run-*"):
