@@ -42,15 +42,6 @@ async def test_without_it_a_report_written_for_the_witness_would_be_believed(
     assert verdict.evidence["countercheck"]["tests"]["tests/test_core.py::test_add"] == "passed"
 
 
-@pytest.mark.parametrize("form", FORMS)
-async def test_the_evidence_tells_of_it(backend: SandboxBackend, form: str) -> None:
-    verdict = await grade(calc_task(FORMS[form]), calc_patch({"calc/core.py": FIXED}), backend)
-    facts = verdict.evidence["countercheck"]
-    assert (verdict.reward, facts["reward"]) == (1.0, 0.0)
-    assert facts["functions"] >= 2
-    assert "passed" not in {facts["tests"][name] for name in facts["tests"] if name.endswith(("test_add", "test_sums"))}
-
-
 async def test_a_test_that_asserts_nothing_speaks_against_nobody(backend: SandboxBackend) -> None:
     """The known solution passes it inverted, too: a decorator takes every failure away."""
     source = b"""\

@@ -24,6 +24,10 @@ async def test_fix_is_1_and_bug_is_0(backend: SandboxBackend, form: str) -> None
     solved = await grade(task, calc_patch({"calc/core.py": FIXED}), backend)
     assert (solved.reward, solved.detail, solved.failure) == (1.0, "", None), solved.evidence
     assert solved.evidence["form"] == form
+    inverted = solved.evidence["countercheck"]
+    assert inverted["functions"] >= 2
+    assert inverted["reward"] == 0.0
+    assert "passed" not in {result for name, result in inverted["tests"].items() if name.endswith(("_add", "_sums"))}
     empty = await grade(task, b"", backend)
     assert (empty.reward, empty.failure) == (0.0, None), empty.evidence
     if form == "swepro":
