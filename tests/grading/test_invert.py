@@ -115,6 +115,12 @@ def test_exactly_means_negated_and_no_more() -> None:
         ("t.py", b"def check():\n    assert 1\n", None),
         ("t.py", b"def test_a():\n    assert 1\n", frozenset({"test_b"})),
         ("t.py", b"def test_a():\n    yield 1\n", None),
+        ("t.py", b"@pytest.mark.xfail(strict=True)\ndef test_a():\n    assert f()\n", None),
+        (
+            "t.py",
+            b"class T(TestCase):\n @expectedFailure\n def test_a(self):\n  assert f()\n",
+            None,
+        ),
         ("t.py", b"\x00", None),
     ],
 )
