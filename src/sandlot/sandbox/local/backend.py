@@ -12,17 +12,18 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from sandlot.cache import cache_dir
 from sandlot.errors import SandboxError, SandboxUnavailableError
 from sandlot.sandbox.base import Check, Running, SandboxSpec, Snapshot
-from sandlot.sandbox.images import Image, ImageStore, reference
+from sandlot.sandbox.images import Image, ImageStore
 from sandlot.sandbox.jail import cgroups, tree
 from sandlot.sandbox.local import attendant, image, limits, state, systemd
+from sandlot.sandbox.local.base import Base, check, is_packed, layer_binds
 from sandlot.sandbox.local.boot import boot
 from sandlot.sandbox.local.ids import AGENT_ID, Ids, candidates
 from sandlot.sandbox.local.sandbox import LocalSandbox
@@ -39,23 +40,10 @@ class _Machine:
     tier: limits.Tier
 
 
-@dataclass(frozen=True)
-class _Base:
-    """The read-only files below a sandbox: directories of the image, uppermost first, and trees mounted on them.
-
-    `prepared`: owners are the sandbox's already; otherwise they are mapped at each boot.
-    """
-
-    lowers: tuple[str, ...]
-    prepared: bool
-    binds: tuple[tuple[str, str], ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
-
-
 class LocalSnapshot:
     """See `Snapshot`. `layers` are frozen upper directories, newest first, shared with what was booted from them."""
 
-    def __init__(self, backend: LocalBackend, layers: tuple[str, ...], base: _Base) -> None:
+    def __init__(self, backend: LocalBackend, layers: tuple[str, ...], base: Base) -> None:
         self.layers, self.base = layers, base
         self._backend = backend
         self._discarded = False
@@ -85,7 +73,7 @@ class LocalBackend:
         self._sandboxes: dict[str, LocalSandbox] = {}
         self._layers: Counter[str] = Counter()
         self._stood_on: dict[str, tuple[str, ...]] = {}
-        self._bases: dict[str, _Base] = {}
+        self._bases: dict[str, Base] = {}
         self._images: ImageStore | None = None
         self._attendant = attendant.find()
         self._flattening: dict[tuple[str, str], asyncio.Task[Image]] = {}
@@ -108,7 +96,7 @@ class LocalBackend:
             "image_is_prepared": base.prepared,
             "is_lasting": base.prepared and not layers,
             "has_accounts": base.prepared and not layers and machine.ids.mapped_by != "helper",
-            "binds": [*base.binds, *_binds(spec)],
+            "binds": [*base.binds, *layer_binds(spec)],
             "limits": asdict(spec.limits),
             "shm_bytes": min(spec.limits.memory // 4, _SHM_BYTES),
             "cgroups": machine.tier.groups(identity, spec.limits),
@@ -237,23 +225,23 @@ class LocalBackend:
             return replace(machine, tier=self._make_groups(limits.systemd_tier(*self._zygote.settle(point))))
         return machine
 
-    async def _files(self, spec: SandboxSpec, ids: Ids) -> tuple[tuple[str, ...], _Base]:
+    async def _files(self, spec: SandboxSpec, ids: Ids) -> tuple[tuple[str, ...], Base]:
         """(snapshot layers, what lies below them) of a spec."""
-        _check(spec)
+        check(spec)
         if spec.snapshot is not None:
             if not isinstance(spec.snapshot, LocalSnapshot):
                 raise SandboxUnavailableError("a local sandbox boots from snapshots of local sandboxes only")
             return spec.snapshot.layers, spec.snapshot.base
         if spec.image == "host":
-            return (), _Base((str(self.run_dir / "host"),), True, tuple(self._host_binds))
-        if not await asyncio.to_thread(_is_packed, spec.image):
-            return (), _Base((spec.image,), False)
+            return (), Base((str(self.run_dir / "host"),), True, tuple(self._host_binds))
+        if not await asyncio.to_thread(is_packed, spec.image):
+            return (), Base((spec.image,), False)
         key = (spec.image, spec.workdir)
         if key not in self._flattening:  # one thread waits for it, however many sandboxes do
             self._flattening[key] = asyncio.create_task(asyncio.to_thread(self._get_image, ids, *key))
             self._flattening[key].add_done_callback(lambda _: self._flattening.pop(key))
         image = await asyncio.shield(self._flattening[key])
-        return (), _Base(image.lowers, True, (), image.env)
+        return (), Base(image.lowers, True, (), image.env)
 
     def _get_image(self, ids: Ids, name: str, workdir: str) -> Image:
         directory = (self._state_dir or cache_dir()) / "images"
@@ -321,32 +309,3 @@ class LocalBackend:
         if self._attendant is not None:
             self._attendant.close()
         self._machine = None
-
-
-def _check(spec: SandboxSpec) -> None:
-    """Refuse what no image can do."""
-    for layer in spec.layers:
-        if not layer.source.is_dir():
-            raise SandboxUnavailableError(f"the layer {layer.source} is not a directory")
-        if not layer.mount_point.startswith("/"):
-            raise SandboxUnavailableError(f"the mount point {layer.mount_point!r} is not an absolute path")
-    if not spec.workdir.startswith("/"):
-        raise SandboxUnavailableError(f"the workdir {spec.workdir!r} is not an absolute path")
-
-
-def _binds(spec: SandboxSpec) -> list[tuple[str, str]]:
-    return [(str(layer.source.resolve()), layer.mount_point) for layer in spec.layers]
-
-
-def _is_packed(image: str) -> bool:
-    """Whether an image must be unpacked before it can be used; a root directory need not be."""
-    path = Path(image)
-    if not path.is_absolute() and not path.exists():
-        reference.parse(image)
-        return True
-    if not path.is_absolute() or not path.exists():
-        raise SandboxUnavailableError(
-            f"image {image!r} is neither `host`, nor a name as Docker takes it, nor an absolute path of a root "
-            "directory, rootfs archive, OCI layout or docker-archive"
-        )
-    return not path.is_dir() or (path / "index.json").is_file()
