@@ -38,6 +38,8 @@ class Command:
         self.process.stdin.write(data)
         await self.process.stdin.drain()
 
+    def skip(self, kind: int) -> None: ...
+
     async def exit_code(self) -> int | None:
         return self.process.returncode
 

@@ -52,6 +52,9 @@ class _Exec:
     async def write(self, data: bytes) -> None:
         await self._stream.write_in(data)
 
+    def skip(self, kind: int) -> None:
+        """See `Stream.skip`. It comes all the same."""
+
     async def exit_code(self) -> int | None:
         with api_errors():
             found = await self._run.inspect()

@@ -32,6 +32,10 @@ class Stream(Protocol):
         """The exit code, with 128 + the number of a signal; None while the command runs."""
         ...
 
+    def skip(self, kind: int) -> None:
+        """Nothing more of this output (1 or 2) is wanted; it need not be read."""
+        ...
+
     async def close(self) -> None: ...
 
 
@@ -73,6 +77,9 @@ class HandedStream:
             await self._write(data)
         except Exception as error:  # an SDK's own
             raise SandboxError(f"a command's stdin broke: {error}") from error
+
+    def skip(self, kind: int) -> None:
+        """See `Stream.skip`. It comes all the same."""
 
     async def exit_code(self) -> int | None:
         """Not told: such a stream runs as long as its sandbox."""
@@ -212,7 +219,9 @@ class RemoteProcess:
         while (message := await stream.read()) is not None:
             kind, data = message
             room = self._limit - self._taken[kind]
-            self._truncated |= len(data) > room
+            if len(data) > room:
+                self._truncated = True
+                stream.skip(kind)
             self._taken[kind] += len(data[:room])
             if kind == 1 and self._sink is not None:
                 await asyncio.to_thread(self._sink.write, data[:room])

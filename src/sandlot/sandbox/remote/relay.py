@@ -33,6 +33,7 @@ class Relay:
         self.listener = loopback_listener()
         self.pid = 0
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.ready.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be waiting
         self._start, self._port = start, port
         self._said = b""
         self._task = asyncio.create_task(self._run())

@@ -20,6 +20,7 @@ _PIECE = 1 << 20
 _LEFTOVER_SECONDS = 0.5
 _PAUSES = (0.05, 1.5)
 _FAULTS = 5
+_BEYOND = 1 << 60
 
 # $1: directory of the command; the rest: the command. Pipes between, so that /dev/stdout can be opened by name.
 _RUN = """
@@ -132,6 +133,10 @@ class SpooledStream:
 
     async def write(self, data: bytes) -> None:
         """Everything was given at the start."""
+
+    def skip(self, kind: int) -> None:
+        """See `Stream.skip`."""
+        self._known[kind] = _BEYOND
 
     async def exit_code(self) -> int | None:
         """See `Stream.exit_code`."""
