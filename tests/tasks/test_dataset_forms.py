@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from sandlot.errors import TaskError
 from sandlot.tasks import PytestGrading, R2EGrading, SwebenchGrading, SweProGrading, load_all, load_tasks
+from sandlot.tasks.convert import write_rows
 from sandlot.tasks.patches import PatchTextError, patch_of_contents, reversed_patch
 from sandlot.tasks.swe import test_commands as commands_of
 from support.repositories import git, repository, write
@@ -140,7 +142,9 @@ def test_a_pro_row(tmp_path: Path) -> None:
 
 def test_a_pro_rows_scripts_lie_beside_the_file(tmp_path: Path) -> None:
     row = {**PRO, "fail_to_pass": '["t"]', "run_script": None, "parser_script": None}
-    with pytest.raises(TaskError, match=r"row 1: run_script: is no column, and .*run_script.sh cannot be read"):
+    with pytest.raises(
+        TaskError, match=r"row 1: run_script: is no text of the row, and .*run_script.sh' cannot be read"
+    ):
         load_tasks(jsonl(tmp_path, row))
     write(tmp_path / "run_scripts" / "Owner__repo-12", {"run_script.sh": "go\n", "parser.py": "pass\n"})
     (task,) = load_tasks(jsonl(tmp_path, row))
@@ -168,6 +172,9 @@ def test_an_r2e_row(tmp_path: Path) -> None:
     [
         ({**SWE, "FAIL_TO_PASS": "[]"}, "FAIL_TO_PASS: names no test"),
         ({**SWE, "FAIL_TO_PASS": "tests"}, "FAIL_TO_PASS: is text, but no JSON list"),
+        ({**SWE, "FAIL_TO_PASS": [" "]}, "FAIL_TO_PASS: has a blank name"),
+        ({**SWE, "repository": {"directory": "a\0b"}}, "repository.directory: 'a\\x00b' is no path"),
+        ({**SWE, "repository": {"directory": "x" * 5000}}, "is no path"),
         ({**SWE, "PASS_TO_PASS": [3]}, "PASS_TO_PASS: must be a list of strings"),
         ({**SWE, "FAIL_TO_PASS": ["test_x (m.C)"]}, "FAIL_TO_PASS: 'test_x (m.C)' is no pytest name"),
         ({**SWE, "PASS_TO_PASS": ["[100%]"]}, "PASS_TO_PASS: '[100%]' is no pytest name"),
@@ -222,10 +229,33 @@ def test_the_same_rows_from_every_container(tmp_path: Path) -> None:
     (saved.parent / "dataset_dict.json").write_text('{"splits": ["test"]}')
     with pa.OSFile(str(tmp_path / "d.arrow"), "wb") as out, pa.ipc.new_file(out, table.schema) as w:
         w.write_table(table)
+    (tmp_path / "hub" / "data").mkdir(parents=True)
+    pq.write_table(table, tmp_path / "hub" / "data" / "test-00000-of-00001.parquet")
     wanted = load_tasks(jsonl(tmp_path, *rows))
-    for name in ("a.parquet", "b.json", "c.json", "saved", "saved/test", "d.arrow"):
+    (tmp_path / "one.json").write_text(json.dumps({**rows[0], "PASS_TO_PASS": None, "FAIL_TO_PASS": ["t.py::a"]}))
+    assert [task.id for task in load_tasks(tmp_path / "one.json")] == [wanted[0].id]
+    for name in ("hub", "a.parquet", "b.json", "c.json", "saved", "saved/test", "d.arrow"):
         assert load_tasks(tmp_path / name) == wanted, name
     assert load_tasks(f"swe-bench:{tmp_path / 'a.parquet'}") == wanted
+
+
+@pytest.mark.parametrize("names", [["."], [""], [".."], ["/"], ["a/b"], [3], 3, None, ["none"]])
+def test_a_saved_dataset_names_what_lies_beside_it(tmp_path: Path, names: Any) -> None:
+    (tmp_path / "dataset_dict.json").write_text(json.dumps({"splits": names}))
+    with pytest.raises(TaskError, match=re.escape(str(tmp_path))):
+        load_tasks(tmp_path)
+    (tmp_path / "dataset_dict.json").unlink()
+    files = [{"filename": name} for name in names] if isinstance(names, list) else names
+    (tmp_path / "state.json").write_text(json.dumps({"_data_files": files}))
+    with pytest.raises(TaskError, match=re.escape(str(tmp_path))):
+        load_tasks(tmp_path)
+
+
+@pytest.mark.parametrize("row", [SWE, SMITH, {**PRO, "fail_to_pass": '["t"]'}, R2E, NEMOTRON])
+def test_a_converted_row_of_any_form_is_the_same_task(tmp_path: Path, row: dict[str, Any]) -> None:
+    tasks = load_tasks(jsonl(tmp_path, row))
+    write_rows(tasks, tmp_path / "converted.jsonl")
+    assert load_tasks(tmp_path / "converted.jsonl") == tasks
 
 
 @pytest.mark.parametrize("name", ["x.parquet", "x.arrow", "x.json"])

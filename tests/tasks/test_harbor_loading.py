@@ -116,6 +116,26 @@ def test_files_that_are_not_supported(tmp_path: Path, files: dict[str, str], rea
         load_tasks(path)
 
 
+def test_links_among_the_tests_are_files_or_refused(tmp_path: Path) -> None:
+    path = harbor(tmp_path, **{"tests/data/a.txt": "a"})
+    write(path, {"tests/b.txt": Path("data/a.txt"), ".harborignore": "\xff*.bin\n"})
+    (task,) = load_tasks(path)
+    assert isinstance(task.grading, HarborGrading)
+    assert task.grading.files["b.txt"] == b"a"
+    for target in ("/etc/passwd", "../instruction.md", "nothing", "data", "c.txt"):
+        write(path, {"tests/c.txt": Path(target)})
+        with pytest.raises(TaskError, match=r"tests/c.txt"):
+            load_tasks(path)
+
+
+@pytest.mark.parametrize("content", [b"a = \xff", b"a = " + b"[" * 5000, b"\0"])
+def test_a_task_file_of_junk_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = harbor(tmp_path)
+    (path / "task.toml").write_bytes(content)
+    with pytest.raises(TaskError, match="not readable as TOML"):
+        load_tasks(path)
+
+
 def test_a_local_registry(tmp_path: Path) -> None:
     harbor(tmp_path / "tasks", "a")
     harbor(tmp_path / "tasks", "b", TOML.replace("cpus = 1", "gpus = 2"))

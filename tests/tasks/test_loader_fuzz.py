@@ -8,13 +8,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import tomli_w
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sandlot.errors import TaskError
-from sandlot.tasks import Task, load_all
+from sandlot.tasks import Task, bundled_path, load_all
+from sandlot.tasks.directory import load_task
 from sandlot.tasks.harbor import harbor_task
 
 SWE = {
@@ -92,6 +95,9 @@ JSON: st.SearchStrategy[Any] = st.recursive(
     max_leaves=6,
 )
 
+FEW = settings.default.max_examples // 4
+"""Examples of what costs more than a row."""
+
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Every place in nested JSON."""
@@ -138,6 +144,51 @@ def test_any_bytes_are_refused_by_name(tmp_path: Path, name: str, content: bytes
     path = tmp_path / name
     path.write_bytes(content)
     assert str(path) in _refusal(lambda: load_all(path).refused[0])
+
+
+@given(JSON, st.sampled_from(["dataset_dict.json", "state.json", "registry.json"]), st.booleans())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=FEW)
+def test_any_table_of_contents_is_refused_by_name(tmp_path: Path, content: Any, name: str, inner: bool) -> None:
+    place = tmp_path / name.partition(".")[0]
+    place.mkdir(exist_ok=True)
+    key = {"dataset_dict.json": "splits", "state.json": "_data_files"}.get(name)
+    if inner:
+        content = {key: content} if key else [{"tasks": content}]
+    (place / name).write_text(json.dumps(content), encoding="utf-8", errors="surrogatepass")
+    source = place if key else place / name
+    assert str(place) in _refusal(lambda: load_all(source).refused[0])
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(sorted(SWE)), JSON), min_size=1, max_size=3))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=FEW)
+def test_rows_of_parquet_become_tasks_or_refusals(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
+    try:
+        table = pa.Table.from_pylist([{**SWE, **row} for row in rows])
+        pq.write_table(table, tmp_path / "rows.parquet")
+    except (pa.ArrowException, UnicodeError, OverflowError):
+        return  # no such file can be
+    loaded = load_all(tmp_path / "rows.parquet")
+    assert len(loaded.tasks) + len(loaded.refused) == len(rows)
+    assert all("rows.parquet: row " in str(error) or "used twice" in str(error) for error in loaded.refused)
+
+
+OURS = tomllib.loads((bundled_path() / "page-count/task.toml").read_text())
+
+
+@given(st.data())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=FEW)
+def test_a_task_directory_loads_or_is_refused(tmp_path: Path, data: st.DataObject) -> None:
+    spec = OURS
+    for _ in range(data.draw(st.integers(1, 2))):
+        where = list(places(spec))
+        value = data.draw(JSON.filter(_is_toml) | st.just(...))
+        spec = changed(spec, data.draw(st.sampled_from(where)), value) if where else spec
+    for name in ("tests/test_last_page.py", "repo.fi", "statement.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    (tmp_path / "task.toml").write_bytes(tomli_w.dumps(spec).encode("utf-8", "surrogatepass"))
+    refusal = _refusal(lambda: load_task(tmp_path))
+    assert not refusal or refusal.startswith(f"{tmp_path / 'task.toml'}: ")
 
 
 HARBOR = tomllib.loads((Path(__file__).parents[1] / "data/harbor/unit-table/task.toml").read_text())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path, PurePosixPath
@@ -33,11 +34,51 @@ def explain(error: ValidationError) -> str:
 def inside(root: Path, relative: str, field: str, where: str) -> Path:
     """The path `relative` below `root`, refused when it is missing or leads out."""
     path = root / relative
-    if Path(relative).is_absolute() or not path.resolve().is_relative_to(root.resolve()):
+    try:
+        out = Path(relative).is_absolute() or not path.resolve().is_relative_to(root.resolve())
+        there = out or path.exists()
+    except (OSError, ValueError, RuntimeError):  # too long, with a zero byte, or a ring of links
+        raise TaskError(f"{where}: {field}: {relative[:200]!r} is no path") from None
+    if out:
         raise TaskError(f"{where}: {field}: {relative!r} leads out of {root}")
-    if not path.exists():
+    if not there:
         raise TaskError(f"{where}: {field}: {relative!r} does not exist in {root}")
     return path
+
+
+def read_toml(file: Path) -> dict[str, Any]:
+    """The content of a task file."""
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise TaskError(f"{file}: not readable as TOML: {error}") from None
+
+
+def read_statement(file: Path) -> str:
+    """The text of a file that must say something."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise TaskError(f"{file}: the {file.stem} cannot be read: {error}") from None
+    if not text.strip():
+        raise TaskError(f"{file}: the {file.stem} is empty")
+    return text
+
+
+def files_below(root: Path) -> dict[Path, bytes]:
+    """The files below a directory by their paths, caches left out. A link stands for the file below `root` that it
+    leads to; one that leads elsewhere is refused, since the tests would lack what it stands for."""
+    files = {}
+    for path in sorted(root.rglob("*")):
+        if "__pycache__" in path.parts or (path.is_dir() and not path.is_symlink()):
+            continue
+        try:
+            if not path.is_file() or not path.resolve().is_relative_to(root.resolve()):
+                raise TaskError(f"{path}: is no file, nor a link to one of {root}")
+            files[path] = path.read_bytes()
+        except (OSError, RuntimeError) as error:
+            raise TaskError(f"{path}: cannot be read: {error}") from None
+    return files
 
 
 def checked_options(value: Mapping[str, Any]) -> GradingOptions:

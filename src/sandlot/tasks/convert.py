@@ -131,6 +131,8 @@ def read_grading(row: Row, value: Mapping[str, Any], field: str) -> Grading:
     grading: Grading = read(row, FORMS[form], {k: v for k, v in value.items() if k != "form"}, field)
     if isinstance(grading, PytestGrading | SwebenchGrading | SweProGrading) and not grading.fail_to_pass:
         raise row.error(f"{field}.fail_to_pass", "names no test, so no patch could be told from no patch")
+    for key in ("fail_to_pass", "pass_to_pass"):
+        row.tests({key: list(getattr(grading, key, ()))}, field, key)
     return grading
 
 

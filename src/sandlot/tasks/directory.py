@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,7 +12,15 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from sandlot.errors import TaskError
-from sandlot.tasks.checked import check_workdir, checked_options, explain, inside
+from sandlot.tasks.checked import (
+    check_workdir,
+    checked_options,
+    explain,
+    files_below,
+    inside,
+    read_statement,
+    read_toml,
+)
 from sandlot.tasks.task import CommandGrading, Grading, PytestGrading, Repository, Task, TaskLimits
 
 _FORBID = ConfigDict(extra="forbid", strict=True)
@@ -97,10 +104,7 @@ def load_task(path: Path) -> Task:
     """Load one task directory; the directory's name is the task's id."""
     file = path / "task.toml"
     try:
-        raw = tomllib.loads(file.read_text(encoding="utf-8"))
-        spec = _TaskFile.model_validate(raw)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise TaskError(f"{file}: not readable as TOML: {error}") from None
+        spec = _TaskFile.model_validate(read_toml(file))
     except ValidationError as error:
         raise TaskError(f"{file}: {explain(error)}") from None
     if spec.image == "host" and spec.repository is None:
@@ -111,7 +115,7 @@ def load_task(path: Path) -> Task:
         raise TaskError(f"{file}: options: {error}") from None
     return Task(
         id=path.resolve().name,
-        statement=_statement(path),
+        statement=read_statement(path / "statement.md"),
         grading=_grading(path, spec.grading),
         image=spec.image,
         repository=_repository(file, spec.repository),
@@ -125,27 +129,12 @@ def load_task(path: Path) -> Task:
     )
 
 
-def _statement(path: Path) -> str:
-    file = path / "statement.md"
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (FileNotFoundError, UnicodeDecodeError) as error:
-        raise TaskError(f"{file}: the statement cannot be read: {error}") from None
-    if not text.strip():
-        raise TaskError(f"{file}: the statement is empty")
-    return text
-
-
 def _grading(path: Path, spec: _Pytest | _Command) -> Grading:
     where = str(path / "task.toml")
     files: dict[str, bytes] = {}
     if spec.files is not None:
         directory = inside(path, spec.files, "grading.files", where)
-        for file in sorted(directory.rglob("*")):
-            if file.is_symlink() or "__pycache__" in file.parts:
-                continue
-            if file.is_file():
-                files[file.relative_to(path).as_posix()] = file.read_bytes()
+        files = {file.relative_to(path).as_posix(): data for file, data in files_below(directory).items()}
         if not files:
             raise TaskError(f"{where}: grading.files: {spec.files!r} holds no file")
     if isinstance(spec, _Pytest):

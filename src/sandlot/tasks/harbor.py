@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -18,13 +17,20 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sandlot.errors import TaskError
-from sandlot.tasks.checked import check_workdir, checked_options, explain, inside
+from sandlot.tasks.checked import (
+    check_workdir,
+    checked_options,
+    explain,
+    files_below,
+    inside,
+    read_statement,
+    read_toml,
+)
 from sandlot.tasks.task import HarborGrading, Repository, Task, TaskLimits
 
 _FORBID = ConfigDict(extra="forbid")
 _Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _NETWORKS = ("public", "no-network")
-_CONTEXT_IGNORED = (".harborignore", "__pycache__")
 
 
 class _Info(BaseModel):
@@ -118,10 +124,8 @@ def harbor_task(path: Path) -> Task:
     """Load one Harbor task directory; its name is the task's id."""
     file = path / "task.toml"
     try:
-        spec = _TaskFile.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
+        spec = _TaskFile.model_validate(read_toml(file))
         place = _Place.model_validate(spec.metadata.get("sandlot", {}))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise TaskError(f"{file}: not readable as TOML: {error}") from None
     except ValidationError as error:
         raise TaskError(f"{file}: {explain(error)} (outside of the subset of Harbor's format)") from None
     if fault := _unsupported(path, spec):
@@ -144,7 +148,7 @@ def harbor_task(path: Path) -> Task:
     limits = TaskLimits() if spec.agent.timeout_sec is None else TaskLimits(wall_clock=spec.agent.timeout_sec)
     return Task(
         id=name,
-        statement=_instruction(path),
+        statement=read_statement(path / "instruction.md"),
         grading=grading,
         image=image,
         repository=repository,
@@ -216,31 +220,17 @@ def _dockerfile_workdir(path: Path) -> str:
     return str(found[-1]).rstrip("/") if found else ""
 
 
-def _instruction(path: Path) -> str:
-    file = path / "instruction.md"
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (FileNotFoundError, UnicodeDecodeError) as error:
-        raise TaskError(f"{file}: the instruction cannot be read: {error}") from None
-    if not text.strip():
-        raise TaskError(f"{file}: the instruction is empty")
-    return text
-
-
 def _tests(path: Path) -> dict[str, bytes]:
     """The files below `tests`, but for what `.harborignore` and caches leave out."""
     root = path / "tests"
     ignore = path / ".harborignore"
-    lines = ignore.read_text("utf-8").splitlines() if ignore.is_file() else []
+    lines = ignore.read_text("utf-8", "replace").splitlines() if ignore.is_file() else []
     patterns = [line.strip().rstrip("/") for line in lines if line.strip() and not line.startswith("#")]
     files = {}
-    for file in sorted(root.rglob("*")):
+    for file, data in files_below(root).items():
         inner = file.relative_to(path)
-        if file.is_symlink() or not file.is_file() or set(inner.parts) & set(_CONTEXT_IGNORED):
-            continue
-        if any(fnmatchcase(part, p) or fnmatchcase(inner.as_posix(), p) for p in patterns for part in inner.parts):
-            continue
-        files[file.relative_to(root).as_posix()] = file.read_bytes()
+        if not any(fnmatchcase(part, p) or fnmatchcase(str(inner), p) for p in patterns for part in inner.parts):
+            files[file.relative_to(root).as_posix()] = data
     return files
 
 

@@ -77,6 +77,22 @@ class Row:
             return tuple(self._encodable(item, f"{prefix}{key}") for item in value)
         return ()
 
+    def tests(self, source: Fields, field: str, *keys: str) -> tuple[str, ...]:
+        """The names of tests at the first of `keys` that is there; none may be blank."""
+        names = self.strings(source, field, *keys)
+        if not all(name.strip() for name in names):
+            raise self.error(f"{field}.{keys[0]}" if field else keys[0], "has a blank name")
+        return names
+
+    def beside(self, name: str, field: str) -> str:
+        """The text of a file; a relative one lies beside the rows."""
+        try:
+            return (self.path.parent / name).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            place = str(self.path.parent / name)[:300]
+            raise self.error(field, f"is no text of the row, and {place!r} cannot be read: {reason}") from None
+
     def object(self, source: Fields, key: str, field: str = "") -> Fields:
         """The object at `key`, which may be written as JSON text; empty when absent or null."""
         value = source.get(key)

@@ -188,7 +188,7 @@ def _swepro(row: _Row, spec: Any) -> SweProGrading:
         raise row.error(field, "must be an object")
     if unknown := sorted(set(spec) - _SWEPRO_KEYS):
         raise row.error(f"{field}.{unknown[0]}", "is not a key of this form")
-    fail_to_pass = row.strings(spec, field, "fail_to_pass", "FAIL_TO_PASS")
+    fail_to_pass = row.tests(spec, field, "fail_to_pass", "FAIL_TO_PASS")
     if not fail_to_pass:
         raise row.error(f"{field}.fail_to_pass", "names no test, so no patch could be told from no patch")
     before = row.text(spec, "before_repo_set_cmd", f"{field}.before_repo_set_cmd").replace("\\n", "\n")
@@ -196,7 +196,7 @@ def _swepro(row: _Row, spec: Any) -> SweProGrading:
         run_script=_script(row, spec, field, "run_script"),
         parser_script=_script(row, spec, field, "parser_script"),
         fail_to_pass=fail_to_pass,
-        pass_to_pass=row.strings(spec, field, "pass_to_pass", "PASS_TO_PASS"),
+        pass_to_pass=row.tests(spec, field, "pass_to_pass", "PASS_TO_PASS"),
         selected_test_files=row.strings(spec, field, "selected_test_files", "selected_test_files_to_run"),
         before_repo_set_cmd=before,
         files=row.files(spec, f"{field}.files"),
@@ -211,11 +211,7 @@ def _script(row: _Row, spec: Mapping[str, Any], field: str, key: str) -> str:
     name = row.text(spec, f"{key}_path", f"{field}.{key}_path")
     if not name:
         raise row.error(f"{field}.{key}", f"is missing, and so is {key}_path")
-    path = Path(name) if Path(name).is_absolute() else row.path.parent / name
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise row.error(f"{field}.{key}_path", f"cannot be read: {error}") from None
+    return row.beside(name, f"{field}.{key}")
 
 
 _CHECKOUT = re.compile(r"^\s*git\s+checkout\s+(?P<rev>[0-9A-Za-z][\w./^~-]*)\s+(?:--\s+)?(?P<paths>\S.*)$")

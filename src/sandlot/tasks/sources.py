@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,24 +45,32 @@ def read_rows(path: Path) -> Iterator[tuple[Path, Numbered]]:
 
 
 def _pieces(path: Path) -> list[Path]:
-    return sorted([*path.glob("*.arrow"), *path.glob("*.parquet")])
+    """The files of rows in a directory, or (as the hub lays data sets out) in its `data`."""
+    for place in (path, path / "data"):
+        if found := sorted([*place.glob("*.arrow"), *place.glob("*.parquet")]):
+            return found
+    return []
 
 
 def _splits(path: Path) -> list[Path]:
     """The files of a saved dataset: of all splits, in the order in which it names them."""
     if (path / "dataset_dict.json").is_file():
-        try:
-            names = json.loads((path / "dataset_dict.json").read_text(encoding="utf-8"))["splits"]
-        except (ValueError, KeyError, TypeError):
-            raise TaskError(f"{path / 'dataset_dict.json'}: names no splits") from None
-        return [piece for name in names for piece in _splits(path / str(name))]
+        names = _named(path / "dataset_dict.json", "splits", lambda split: split)
+        return [piece for name in names for piece in _splits(path / name)]
     if (path / "state.json").is_file():
-        try:
-            files = json.loads((path / "state.json").read_text(encoding="utf-8"))["_data_files"]
-            return [path / str(file["filename"]) for file in files]
-        except (ValueError, KeyError, TypeError):
-            raise TaskError(f"{path / 'state.json'}: names no data files") from None
+        return [path / name for name in _named(path / "state.json", "_data_files", lambda file: file["filename"])]
     return _pieces(path)
+
+
+def _named(path: Path, key: str, name: Callable[[Any], Any]) -> list[str]:
+    """The names of what lies beside a file of `datasets`' own."""
+    try:
+        names = [name(item) for item in json.loads(path.read_bytes())[key]]
+        if bad := [n for n in names if not isinstance(n, str) or n in ("", "..") or Path(n).name != n]:
+            raise ValueError(f"{bad[0]!r} is no name")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise TaskError(f"{path}: {key}: names nothing that lies beside it: {error}") from None
+    return names
 
 
 def _jsonl(path: Path) -> Iterator[Numbered]:
@@ -90,7 +98,7 @@ def _json(path: Path) -> Iterator[Numbered]:
     except (OSError, ValueError, RecursionError) as error:
         raise TaskError(f"{path}: not readable as JSON: {error}") from None
     if isinstance(value, dict):
-        lists = [item for item in value.values() if isinstance(item, list)]
+        lists = [v for v in value.values() if isinstance(v, list) and all(isinstance(row, dict) for row in v)]
         value = lists[0] if len(lists) == 1 else [value]
     if not isinstance(value, list):
         raise TaskError(f"{path}: must be a list of objects")

@@ -117,10 +117,10 @@ def placed(row: Row, name: str, image: str, workdir: str, grading: Grading, *, p
 
 def required(row: Row) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The tests that must begin to pass and those that must go on; a row without the first cannot be graded."""
-    fail_to_pass = row.strings(row.row, "", "FAIL_TO_PASS", "fail_to_pass")
+    fail_to_pass = row.tests(row.row, "", "FAIL_TO_PASS", "fail_to_pass")
     if not fail_to_pass:
         raise row.error("FAIL_TO_PASS", "names no test, so no patch could be told from no patch")
-    return fail_to_pass, row.strings(row.row, "", "PASS_TO_PASS", "pass_to_pass")
+    return fail_to_pass, row.tests(row.row, "", "PASS_TO_PASS", "pass_to_pass")
 
 
 def is_pytest_name(name: str) -> bool:
@@ -212,9 +212,4 @@ def _beside(row: Row, key: str, name: str, file: str) -> str:
         return text
     if "/" in name or name.startswith("."):
         raise row.error("instance_id", f"{name!r} cannot be the name of a directory")
-    path = row.path.parent / "run_scripts" / name / file
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise row.error(key, f"is no column, and {path} cannot be read: {reason}") from None
+    return row.beside(f"run_scripts/{name}/{file}", key)
