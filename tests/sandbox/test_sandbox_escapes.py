@@ -174,3 +174,18 @@ async def test_whoever_will_be_a_sandbox_holds_nothing_of_this_process(backend: 
     for files, environment in family.values():
         assert not [name for name in files if str(tmp_path) in name]
         assert environment.strip(b"\0") == b""
+
+
+async def test_a_child_killed_while_it_waits_for_a_command_is_replaced(backend: LocalBackend) -> None:
+    """Root inside kills the youngest process that is not its own: the one that would run the next command."""
+    script = """
+        import os, time
+        waiting = [int(n) for n in os.listdir("/proc") if n.isdigit() and int(n) not in (1, os.getpid(), os.getppid())]
+        for pid in sorted(waiting, reverse=True)[:COUNT]: os.kill(pid, 9)
+    """
+    async with await backend.create(SandboxSpec()) as box:
+        for count in (1, 2, 3):
+            await asyncio.gather(*(box.exec(["true"]) for _ in range(3)))
+            await _python(box, script.replace("COUNT", str(count)), "root")
+            results = [await box.exec(f"echo {n}") for n in range(3)]
+            assert [result.stdout for result in results] == [b"0\n", b"1\n", b"2\n"]

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 # chown, dac_override, fowner, fsetid, kill, setgid, setuid, net_bind_service, setfcap
 ROOT_CAPABILITIES = sum(1 << n for n in (0, 1, 3, 4, 5, 6, 7, 10, 31))
 _KILL_SECONDS = 3.0
+_START_ATTEMPTS = 5
+_BEGUN = b"b"
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
@@ -57,17 +59,8 @@ class Supervisor:
         Whether nothing is left of it, so that this process may run another one.
         """
         kills_before = self._jail.oom_kills()
-        fault_read, fault_write = os.pipe2(os.O_CLOEXEC)
-        if self._next is None:
-            self.make_ready()
-        assert self._next is not None
-        (main, way), self._next = self._next, None
-        with way, suppress(OSError):  # where it was killed, its wait status says so
-            os.kill(main, signal.SIGCONT)
-            wire.forward(way, b"x", [sealed, fault_write, *fds])
-        wire.close_all((sealed, fault_write, *fds))
-        with open(fault_read, "rb", buffering=0) as faults:
-            fault = faults.read(2000)
+        main, fault = self._start(sealed, fds)
+        wire.close_all((sealed, *fds))
         if fault:
             wire.send_packet(channel, {"error": fault.decode("utf-8", "replace"), "errno": None})
             return kill_tree(main)[1]
@@ -95,6 +88,25 @@ class Supervisor:
                 if not all_dead:
                     wire.send_packet(channel, {"escaped": True})
                 return all_dead
+
+    def _start(self, sealed: int, fds: list[int]) -> tuple[int, bytes]:
+        """The child that runs the command, and what went wrong before; one that was killed in waiting is replaced."""
+        for _ in range(_START_ATTEMPTS):
+            if self._next is None:
+                self.make_ready()
+            assert self._next is not None
+            (main, way), self._next = self._next, None
+            fault_read, fault_write = os.pipe2(os.O_CLOEXEC)
+            with way, suppress(OSError):
+                os.kill(main, signal.SIGCONT)  # a program of its user may have stopped it
+                wire.forward(way, b"x", [sealed, fault_write, *fds])
+            os.close(fault_write)
+            with open(fault_read, "rb", buffering=0) as faults:
+                said = faults.read()
+            if said:
+                return main, said.removeprefix(_BEGUN)
+            os.waitpid(main, 0)
+        raise OSError(errno.EAGAIN, "programs inside kill whatever would run a command")
 
     def _report(self, channel: socket.socket, status: int, kills_before: int) -> None:
         code = os.waitstatus_to_exitcode(status)
@@ -175,6 +187,7 @@ def _await_command(jail: Jail, orders: socket.socket) -> NoReturn:
         wire.close_all_but({0, 1, 2, orders.fileno(), *jail.payload.files()})
         op, body, fds = wire.receive_request(orders)
         if op:
+            os.write(fds[0], _BEGUN)
             _payload(jail, body, fds[1:], fds[0])
     finally:
         os._exit(0)

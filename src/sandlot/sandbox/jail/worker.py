@@ -108,12 +108,21 @@ def _work(jail: Jail, orders: socket.socket) -> NoReturn:
                 if op != b"x":
                     _handle(jail, channel, op, wire.unseal(fds[0]), fds[2:])
                     break
-                if not supervisor.run(channel, fds[0], fds[2:]):
+                if not _run(supervisor, channel, fds):
                     break
             supervisor.make_ready()
             orders.send(_FREE)
     finally:
         os._exit(0)
+
+
+def _run(supervisor: execution.Supervisor, channel: socket.socket, fds: list[int]) -> bool:
+    """Run a command; whether nothing is left of it."""
+    try:
+        return supervisor.run(channel, fds[0], fds[2:])
+    except OSError as error:
+        fail(channel, error.strerror or str(error), error.errno)
+        return False
 
 
 def _handle(jail: Jail, channel: socket.socket, op: bytes, body: dict[str, Any], fds: list[int]) -> None:
