@@ -21,7 +21,7 @@ class Held:
     """What this process and its zygote hold, and what lies around for them."""
 
     descriptors: tuple[int, int]
-    mounts: tuple[int, int]
+    mounts: int
     files: int
     groups: int
     keepers: int
@@ -31,15 +31,14 @@ def _held(backend: LocalBackend) -> Held:
     assert backend._zygote is not None
     assert backend._machine is not None
     gc.collect()
-    pids = (os.getpid(), backend._zygote.pid)
-    descriptors, mounts = (
-        (len(os.listdir(f"/proc/{pid}/fd")), len(Path(f"/proc/{pid}/mountinfo").read_text().splitlines()))
-        for pid in pids
-    )
+    ours, zygote = os.getpid(), backend._zygote.pid
+    descriptors = (len(os.listdir(f"/proc/{ours}/fd")), len(os.listdir(f"/proc/{zygote}/fd")))
+    lines = Path(f"/proc/{zygote}/mountinfo").read_text().splitlines()  # others mount as well
+    mounts = sum(str(backend.run_dir) in line for line in lines)
     groups = sum(len(list(parent.glob("*-*"))) for parent in backend._machine.tier.parents.values())
     files = sum(1 for path in backend.run_dir.rglob("*") if backend.run_dir / "spares" not in path.parents)
-    keepers = len(Path(f"/proc/{pids[1]}/task/{pids[1]}/children").read_text().split())
-    return Held((descriptors[0], mounts[0]), (descriptors[1], mounts[1]), files, groups, keepers)
+    keepers = len(Path(f"/proc/{zygote}/task/{zygote}/children").read_text().split())
+    return Held(descriptors, mounts, files, groups, keepers)
 
 
 async def _at_rest(backend: LocalBackend) -> Held:
