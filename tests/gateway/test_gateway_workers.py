@@ -319,7 +319,7 @@ def test_nothing_is_left_when_the_parent_is_killed(model: Path, tmp_path: Path) 
         assert len(started) == 3  # two workers and the engine
         served.process.kill()
         until(lambda: all(gone(pid) for pid in started))
-    until(lambda: not list(tmp_path.glob("sandlot-gateway-*")))
+        until(lambda: not list(served.temporary.glob("sandlot-gateway-*")))
     config = RunDir.read(tmp_path / "run").config
     with RunDir.create_or_continue(tmp_path / "run", config) as run:  # nobody has it any more
         assert [row["episode_id"] for row in run.results()] == [second]

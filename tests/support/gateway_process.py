@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,7 +25,7 @@ class Served:
     admin_key: str
     run: Path
     process: subprocess.Popen[bytes]
-    log: Path
+    temporary: Path
 
     def control(self, method: str, path: str, body: Any = None, key: str | None = None) -> httpx.Response:
         headers = {"Authorization": f"Bearer {self.admin_key if key is None else key}"}
@@ -39,6 +41,7 @@ class Served:
 def gateway_process(scratch: Path, model: Path, engine: str = "scripted", workers: int = 1) -> Iterator[Served]:
     """A gateway over the scripted engine or one at a URL; it must end well when it is told to."""
     log, run = scratch / "gateway.log", scratch / "run"
+    temporary = Path(tempfile.mkdtemp(prefix="sandlot-test-", dir="/tmp"))
     command = [sys.executable, "-m", "sandlot.cli", "gateway", "--engine", engine, "--model", str(model), "--json"]
     command += ["--port", "0", "--control-port", "0", "--out", str(run), "--workers", str(workers)]
     with log.open("wb") as errors:
@@ -46,7 +49,7 @@ def gateway_process(scratch: Path, model: Path, engine: str = "scripted", worker
             command,
             stdout=subprocess.PIPE,
             stderr=errors,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", "TMPDIR": str(scratch)},
+            env={**os.environ, "PYTHONUNBUFFERED": "1", "TMPDIR": str(temporary)},
         )
     assert process.stdout is not None
     try:
@@ -56,11 +59,13 @@ def gateway_process(scratch: Path, model: Path, engine: str = "scripted", worker
             assert line, log.read_text()
             text += line
         told = json.loads(text)
-        yield Served(told["base_url"], told["control_url"], told["admin_key"], run, process, log)
+        yield Served(told["base_url"], told["control_url"], told["admin_key"], run, process, temporary)
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
             assert process.wait(60) == 0, log.read_text()
+            assert not list(temporary.iterdir())
     finally:
         process.kill()
         process.wait()
         process.stdout.close()
+        shutil.rmtree(temporary)

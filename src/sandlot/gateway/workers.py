@@ -121,7 +121,7 @@ class Workers:
         inherited: Sequence[int] = (),
         grace: float = 40.0,
     ) -> None:
-        self._directory = Path(tempfile.mkdtemp(prefix="sandlot-gateway-"))
+        self._directory = _private_directory()
         self._argv = argv
         self._setup = {**setup, "directory": str(self._directory), "workers": count, "admin_key": admin_key}
         self._inherited = inherited
@@ -196,6 +196,12 @@ class Workers:
                 except (SandlotError, OSError) as error:
                     delay = min(2 * delay + 1, _SLOWEST_RESTART_S)
                     log.error("gateway worker %d does not start (again in %.0f s): %s", worker.number, delay, error)
+
+
+def _private_directory() -> Path:
+    """For sockets, whose paths may have some 100 bytes; the user's own place for temporary files may be too deep."""
+    own = tempfile.gettempdir()
+    return Path(tempfile.mkdtemp(prefix="sandlot-gateway-", dir=own if len(os.fsencode(own)) <= 60 else "/tmp"))
 
 
 async def _nothing(worker: Worker) -> None: ...
