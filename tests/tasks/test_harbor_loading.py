@@ -72,6 +72,11 @@ def test_a_work_tree_beside_the_file_needs_no_image(tmp_path: Path) -> None:
     ("change", "reason"),
     [
         (('"1.4"', '"1.5"'), "newer than 1.4"),
+        (('"1.4"', '"latest"'), "'latest' is no version"),
+        (("cpus = 1", "tpu = {}"), "environment.tpu"),
+        (("cpus = 1", "skills_dir = 'x'"), "environment.skills_dir"),
+        (("[verifier]\n", "user = 'bob'\n[verifier]\n"), "agent.user"),
+        (("[task]", "artifacts = ['/x']\n[task]"), "artifacts"),
         (("[task]", "[taks]"), "taks: Extra inputs"),
         (("cpus = 1", "gpus = 1"), "without GPUs"),
         (("cpus = 1", 'os = "windows"'), "only Linux"),
@@ -104,6 +109,7 @@ def test_what_is_not_of_the_subset_is_refused_by_name(tmp_path: Path, change: tu
     [
         ({"instruction.md": " "}, "instruction is empty"),
         ({"tests/Dockerfile": "FROM x"}, "tests/Dockerfile"),
+        ({"trajectory.json": "{}"}, "trajectory.json"),
         ({"environment/docker-compose.yaml": "x"}, "docker-compose"),
         ({"steps/a/instruction.md": "x"}, "several steps"),
         ({"tests/test.sh": None}, "tests/test.sh is missing"),

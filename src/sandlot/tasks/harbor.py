@@ -167,9 +167,12 @@ def harbor_task(path: Path) -> Task:
 def _unsupported(path: Path, spec: _TaskFile) -> str:
     """What of a task cannot be done here, or nothing."""
     environment, verifier = spec.environment, spec.verifier
-    versions = [int(part) for part in re.findall(r"\d+", spec.schema_version)[:2]]
-    if versions > [1, 4]:
+    if not (version := re.fullmatch(r"(\d{1,9})\.(\d{1,9})", spec.schema_version)):
+        return f"schema_version: {spec.schema_version!r} is no version"
+    if (int(version[1]), int(version[2])) > (1, 4):
         return f"schema_version: {spec.schema_version!r} is newer than 1.4"
+    if (path / "trajectory.json").exists():
+        return "trajectory.json: tasks that go on from a recorded trajectory are not supported"
     if (path / "steps").exists():
         return "steps: tasks of several steps are not supported"
     if any((path / "environment" / f"docker-compose.{end}").exists() for end in ("yaml", "yml")):
