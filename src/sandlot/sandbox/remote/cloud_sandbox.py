@@ -77,6 +77,7 @@ class CloudSandbox(RemoteSandbox):
         call = asyncio.ensure_future(self._call(line, seconds))
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
+        call.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be waiting
         return await asyncio.shield(call)
 
     async def _complete(self, argv: list[str], user: str) -> int:
