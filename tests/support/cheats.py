@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -53,6 +55,7 @@ def calc_task(grading: Grading = GRADING, **more: object) -> Task:
     """The task. Its repository is made once per run of the tests."""
     if not _STREAM:
         scratch = Path(tempfile.mkdtemp(prefix="sandlot-calc-"))
+        atexit.register(shutil.rmtree, scratch, ignore_errors=True)
         _STREAM.append(stream(repository(scratch / "origin", BASE), scratch / "repo.fi"))
     task = Task(
         id="calc", statement="add subtracts", grading=grading, workdir="/workspace/calc",
