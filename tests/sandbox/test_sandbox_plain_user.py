@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="this run is a plain u
 
 
 SHORT = ["image_boot", "sandbox_escapes", "sandbox_exec", "sandbox_isolation", "sandbox_snapshot"]
-WHOLE = [*SHORT, *(f"sandbox_{name}" for name in ("background", "cli", "files", "kill", "limits", "machines"))]
+WHOLE = [*SHORT, *(f"sandbox_{name}" for name in ("background", "files", "kill", "limits", "machines"))]
 
 
 @pytest.fixture(params=["one id", "subordinate ids"])
