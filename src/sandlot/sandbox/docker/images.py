@@ -13,6 +13,7 @@ from sandlot.sandbox.base import Layer, SandboxSpec
 from sandlot.sandbox.docker import build, host
 from sandlot.sandbox.docker.sandbox import api_errors
 from sandlot.sandbox.docker.spec import mounts, ulimits
+from sandlot.sandbox.images import reference
 from sandlot.sandbox.remote import owner, scripts
 from sandlot.sandbox.remote.sandbox import AGENT_ID
 
@@ -38,6 +39,7 @@ class Images:
         elif spec.image.startswith(DOCKERFILE):
             name = await self._built(docker, spec.image.removeprefix(DOCKERFILE))
         else:
+            reference.parse(spec.image)  # daemons differ in how they refuse what is no name
             name = spec.image.removeprefix("docker://")
             await self._pull(docker, name)
         with api_errors():
