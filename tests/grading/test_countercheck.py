@@ -9,10 +9,11 @@ import pytest
 
 from sandlot.errors import FailureKind
 from sandlot.grading import Verdict, grade
+from sandlot.grading.command import with_tests
 from sandlot.grading.countercheck import counterchecked
 from sandlot.sandbox import SandboxBackend
 from sandlot.tasks import CommandGrading, GradingOptions, PytestGrading, Task
-from support.cheats import CHEATS, FIXED, GRADING, calc_patch, calc_task
+from support.cheats import CHEATS, FIXED, GOLD, GRADING, HIDDEN, calc_patch, calc_task
 from support.forms import FORMS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -40,6 +41,42 @@ async def test_without_it_a_report_written_for_the_witness_would_be_believed(
     assert (verdict.reward, verdict.failure) == (0.0, None)
     assert "passes with its assertions inverted too" in verdict.detail
     assert verdict.evidence["countercheck"]["tests"]["tests/test_core.py::test_add"] == "passed"
+
+
+async def test_tests_that_a_command_writes_itself_are_inverted_there(backend: SandboxBackend) -> None:
+    written = "".join(f"cat > ./{path} <<'EOF'\n{text.decode()}EOF\n" for path, text in HIDDEN.items())
+    task = calc_task(CommandGrading(f"cd /workspace/calc\n{written}python3 -m pytest -q {' '.join(HIDDEN)}"))
+    assert (await grade(task, GOLD, backend)).reward == 1.0
+    patch = calc_patch(CHEATS["fakes_a_session_in_pytests_place"])
+    assert (await grade(task, patch, backend, options=OFF)).reward == 1.0
+    verdict = await grade(task, patch, backend)
+    assert (verdict.reward, verdict.failure) == (0.0, None)
+    assert "passes with its assertions inverted too" in verdict.detail
+
+
+@pytest.mark.parametrize(
+    ("head", "path"),
+    [
+        ("cat > tests/test_a.py <<'EOF'", "tests/test_a.py"),
+        ("mkdir -p tests && cat <<EOF >./tests/test_a.py", "tests/test_a.py"),
+        ('cat << "EOF" > "/repo/tests/test_a.py"', "tests/test_a.py"),
+        ("tee /dev/null <<-EOF > /elsewhere/test_a.py && true", "/elsewhere/test_a.py"),
+        ("python3 - <<'EOF'", None),
+        ("cat > notes.txt <<'EOF'", None),
+        ('cat > "$DIR"/test_a.py <<EOF', None),
+    ],
+)
+async def test_here_documents_that_are_python_files_are_found(head: str, path: str | None) -> None:
+    body = "def test_a():\n    assert 'EOF'\n"
+    told: dict[str, bytes] = {}
+
+    def other(path: str, content: bytes) -> bytes:
+        told[path] = content
+        return b"pass\n"
+
+    command = f"set -e\n{head}\n{body}EOF\npytest -q\n"
+    assert with_tests(command, "/repo", other) == (command.replace(body, "pass\n") if path else command)
+    assert told == ({path: body.encode()} if path else {})
 
 
 async def test_a_test_that_asserts_nothing_speaks_against_nobody(backend: SandboxBackend) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from pathlib import PurePosixPath
 
 from sandlot.grading.bench import Bench, NothingReportedError
 from sandlot.grading.names import PASSED
@@ -13,6 +15,11 @@ from sandlot.tasks.task import CommandGrading
 
 _MENTIONS_PYTEST = re.compile(r"\b(pytest|py\.test)\b")
 _TEST_PATH = re.compile(r"[\w./-]+\.py\b")
+_HERE_DOCUMENT = re.compile(
+    r"^(?P<head>[^\n]*<<-?[ ]*(?P<quote>['\"]?)(?P<end>\w+)(?P=quote)[^\n]*\n)(?P<body>.*?)(?=^\t*(?P=end)$)",
+    re.MULTILINE | re.DOTALL,
+)
+_WRITTEN = re.compile(r">\s*(['\"]?)(?P<path>[^\s'\";&|<>$]+\.py)\1(?=\s|$)")
 
 
 async def grade_command(bench: Bench) -> Verdict:
@@ -27,9 +34,8 @@ async def grade_command(bench: Bench) -> Verdict:
     named = [path.removeprefix("./") for path in _TEST_PATH.findall(grading.command)]
     # A command may bring its tests itself, so it must be able to write where they go.
     await bench.put_hidden(grading.files, [path for path in named if is_test(path)], lock=bool(grading.files))
-    report, result = await bench.work(
-        "command", controls=[], timeout=grading.timeout, argv=["/bin/sh", "-c", grading.command]
-    )
+    command = with_tests(grading.command, bench.task.workdir, bench.test)
+    report, result = await bench.work("command", controls=[], timeout=grading.timeout, argv=["/bin/sh", "-c", command])
     tests = dict(report.tests)
     bench.evidence["reported"] = len(report.sessions)
     if detail := interrupted(report, result, grading.timeout):
@@ -43,6 +49,21 @@ async def grade_command(bench: Bench) -> Verdict:
     else:
         return Verdict(1.0, tests=tests, evidence=bench.evidence)
     return Verdict(0.0, detail=detail, tests=tests, evidence=bench.evidence)
+
+
+def with_tests(command: str, workdir: str, test: Callable[[str, bytes], bytes]) -> str:
+    """`command` whose here-documents that write Python files hold what `test` says of each path and content."""
+
+    def held(found: re.Match[str]) -> str:
+        written = _WRITTEN.search(found["head"])
+        if written is None:
+            return found[0]
+        path = PurePosixPath(written["path"])
+        path = path.relative_to(workdir) if path.is_relative_to(workdir) else path
+        body = test(str(path), found["body"].encode("utf-8", "surrogatepass"))
+        return found["head"] + body.decode("utf-8", "surrogatepass")
+
+    return _HERE_DOCUMENT.sub(held, command)
 
 
 def is_test(path: str) -> bool:
