@@ -34,8 +34,9 @@ def test_trls_trainer_steps_on_our_rows(tmp_path: Path) -> None:
         assert entry["ratio"] == pytest.approx(1, abs=1e-4)
         assert entry["kl"] == pytest.approx(0, abs=1e-5)
         assert entry["grad_norm"] > 0
-        assert entry["sandlot/reward"] == 0.5
         assert entry["sample/staleness_max"] <= 3
+    # What groups told since the last log, which may be nothing.
+    assert {entry["sandlot/reward"] for entry in told["log"] if "sandlot/reward" in entry} == {0.5}
 
 
 OWN = [
