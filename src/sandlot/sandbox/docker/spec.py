@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from sandlot.errors import SandboxUnavailableError
-from sandlot.sandbox.base import Layer, Limits, SandboxSpec
+from sandlot.sandbox.base import Layer, Limits, SandboxSpec, check_paths
 
 
 def mounts(layers: Iterable[Layer]) -> list[dict[str, Any]]:
@@ -29,10 +29,4 @@ def check(spec: SandboxSpec) -> None:
         raise SandboxUnavailableError(
             f"the docker backend boots no files; load {spec.image} into the daemon and name it"
         )
-    for layer in spec.layers:
-        if not layer.source.is_dir():
-            raise SandboxUnavailableError(f"the layer {layer.source} is not a directory")
-        if not layer.mount_point.startswith("/"):
-            raise SandboxUnavailableError(f"the mount point {layer.mount_point!r} is not an absolute path")
-    if not spec.workdir.startswith("/"):
-        raise SandboxUnavailableError(f"the workdir {spec.workdir!r} is not an absolute path")
+    check_paths(spec)

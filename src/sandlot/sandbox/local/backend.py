@@ -19,11 +19,11 @@ from typing import Any
 
 from sandlot.cache import cache_dir
 from sandlot.errors import SandboxError, SandboxUnavailableError
-from sandlot.sandbox.base import Check, Running, SandboxSpec, Snapshot
+from sandlot.sandbox.base import Check, Running, SandboxSpec, Snapshot, check_paths
 from sandlot.sandbox.images import Image, ImageStore
 from sandlot.sandbox.jail import cgroups, tree
 from sandlot.sandbox.local import attendant, image, limits, state, systemd
-from sandlot.sandbox.local.base import Base, check, is_packed, layer_binds
+from sandlot.sandbox.local.base import Base, is_packed, layer_binds
 from sandlot.sandbox.local.boot import boot
 from sandlot.sandbox.local.ids import AGENT_ID, Ids, candidates
 from sandlot.sandbox.local.sandbox import LocalSandbox
@@ -227,7 +227,7 @@ class LocalBackend:
 
     async def _files(self, spec: SandboxSpec, ids: Ids) -> tuple[tuple[str, ...], Base]:
         """(snapshot layers, what lies below them) of a spec."""
-        check(spec)
+        check_paths(spec)
         if spec.snapshot is not None:
             if not isinstance(spec.snapshot, LocalSnapshot):
                 raise SandboxUnavailableError("a local sandbox boots from snapshots of local sandboxes only")

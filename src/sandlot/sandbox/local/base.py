@@ -24,17 +24,6 @@ class Base:
     env: Mapping[str, str] = field(default_factory=dict)
 
 
-def check(spec: SandboxSpec) -> None:
-    """Refuse what no image can do."""
-    for layer in spec.layers:
-        if not layer.source.is_dir():
-            raise SandboxUnavailableError(f"the layer {layer.source} is not a directory")
-        if not layer.mount_point.startswith("/"):
-            raise SandboxUnavailableError(f"the mount point {layer.mount_point!r} is not an absolute path")
-    if not spec.workdir.startswith("/"):
-        raise SandboxUnavailableError(f"the workdir {spec.workdir!r} is not an absolute path")
-
-
 def layer_binds(spec: SandboxSpec) -> list[tuple[str, str]]:
     """(source, path inside) of the layers of a spec."""
     return [(str(layer.source.resolve()), layer.mount_point) for layer in spec.layers]
