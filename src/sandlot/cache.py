@@ -55,22 +55,21 @@ class Shelf:
         """The directory of `key`, filled by `make` if it is not there. Blocks while another process makes it."""
         final = self._directory / key
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # A shared lock on this file says that the directory is used, an exclusive one that it is made or removed. Its
-        # content is the size, its time the last use.
+        # A shared lock on this file says that the directory is used, an exclusive one that it is removed. Its content
+        # is the size, its time the last use.
         use = os.open(self._use(key), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         made = False
         try:
             fcntl.flock(use, fcntl.LOCK_SH)
-            while not final.is_dir():
-                fcntl.flock(use, fcntl.LOCK_EX)
-                if not final.is_dir():
-                    with self.scratch() as building:
-                        make(building)
-                        os.ftruncate(use, 0)
-                        os.pwrite(use, str(_size(building)).encode(), 0)
-                        building.rename(final)
-                    made = True
-                fcntl.flock(use, fcntl.LOCK_SH)  # not atomic: it may have been removed again
+            if not final.is_dir():
+                with locked(self._directory / f"{key}.making"):
+                    if not final.is_dir():
+                        with self.scratch() as building:
+                            make(building)
+                            os.ftruncate(use, 0)
+                            os.pwrite(use, str(_size(building)).encode(), 0)
+                            building.rename(final)
+                        made = True
             os.utime(use)
         except BaseException:
             os.close(use)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.cache import Shelf, cache_dir, locked
+from sandlot.cache import Kept, Shelf, cache_dir, locked
 
 
 def test_the_cache_follows_xdg_and_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -97,6 +97,24 @@ def test_a_directory_is_made_once_for_everybody(tmp_path: Path) -> None:
         assert {kept.result().path for kept in found} == {tmp_path / "a"}
     assert len(makers) == 1
     assert not list(tmp_path.glob("building-*"))
+
+
+def test_who_comes_at_the_same_moment_does_not_wait_for_the_end_of_a_use(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path, max_bytes=1 << 20)
+    makers: list[Path] = []
+    rounds, kept = 50, []
+
+    def get(name: str, together: threading.Barrier) -> Kept:
+        together.wait(30)
+        return shelf.get(name, makers.append)
+
+    with ThreadPoolExecutor(8) as pool:
+        for number in range(rounds):
+            together = threading.Barrier(8)
+            asked = [pool.submit(get, str(number), together) for _ in range(8)]
+            kept += [one.result(30) for one in asked]  # all are held to the end
+    assert len(makers) == rounds
+    assert len(kept) == 8 * rounds
 
 
 def test_the_longest_unused_goes_first_and_what_is_used_stays(tmp_path: Path) -> None:
