@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from sandlot.gateway.bodies import Bodies
 from sandlot.gateway.wire import WireError, wire_for
 from sandlot.gateway.wire.transcript import History, Item
+from support.profiles import few
 
 _texts = st.text(max_size=6) | st.sampled_from(['"messages"', '"messages":[', "]", '{"messages":[{}]}', "\\"])
 _blocks = st.fixed_dictionaries(
@@ -45,6 +46,7 @@ def _sessions(draw: st.DrawFn) -> list[bytes]:
     return bodies
 
 
+@few
 @given(_sessions())
 def test_a_body_is_what_a_plain_decoder_makes_of_it(bodies: list[bytes]) -> None:
     reader = Bodies()
@@ -52,6 +54,7 @@ def test_a_body_is_what_a_plain_decoder_makes_of_it(bodies: list[bytes]) -> None
         assert reader.decode(raw, "w") == msgspec.json.decode(raw)
 
 
+@few
 @given(_sessions())
 def test_a_body_means_what_it_means_alone(bodies: list[bytes]) -> None:
     reader, wire = Bodies(), wire_for("/v1/messages")

@@ -15,6 +15,7 @@ from sandlot.trainers import Export, TrainerDataError
 from sandlot.trainers.slime import EXPORTER, keep_group, reward_post_process
 from sandlot.trainers.slime_family import aborted_fields, rows, validate
 from sandlot.trainers.slime_hook import sampling_of
+from support.profiles import few
 from support.rows import batches, make_row
 from support.slime_sample import StandIn, arguments, needs_reward_model, sampling_params, train_data
 
@@ -73,6 +74,7 @@ def test_an_aborted_rollout_is_outside_everything() -> None:
     assert len(broken.tokens) == 2
 
 
+@few
 @given(batches())
 def test_the_hook_gives_what_credit_gives(samples: list) -> None:
     graded = [s for s in samples if s.reward is not None]

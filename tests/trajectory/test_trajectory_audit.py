@@ -16,6 +16,7 @@ from sandlot.trajectory.records import SealedRecord, SessionRecord
 from sandlot.trajectory.sample import Sample, Span
 from sandlot.trajectory.samples import linearize
 from sandlot.trajectory.turn import Turn, ids_sha256
+from support.profiles import few
 from support.sessions import SessionBuilder, sessions
 
 
@@ -678,6 +679,7 @@ def test_a_violation_says_where() -> None:
 FIELDS = ("tokens", "loss_mask", "logprobs")
 
 
+@few
 @given(session=sessions(min_turns=1), data=st.data())
 def test_any_single_changed_entry_of_any_sample_is_caught(session: SessionBuilder, data: st.DataObject) -> None:
     samples = linearize(session.turns, episode_id="e", group_id="g", reward=1.0)
@@ -696,6 +698,7 @@ def test_any_single_changed_entry_of_any_sample_is_caught(session: SessionBuilde
     assert not audit(session.turns, samples).ok
 
 
+@few
 @given(session=sessions(min_turns=1), data=st.data())
 def test_any_changed_token_of_any_turn_is_caught(session: SessionBuilder, data: st.DataObject) -> None:
     samples = linearize(session.turns, episode_id="e", group_id="g", reward=1.0)

@@ -7,19 +7,17 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sandlot.chat.messages import ParsedCall, Reply, tools_digest
 from sandlot.gateway.wire import ChatRequest, WireError, wire_for
+from support.profiles import few
 from support.wire_server import answer
 
 RESPONSES, GOOGLE = wire_for("/v1/responses"), wire_for("/v1beta/models/m:generateContent")
 CUSTOM = RESPONSES.parse({"input": "x", "tools": [{"type": "custom", "name": "x"}]}, {})
 PLAIN = ChatRequest((), (), "m", False)
-
-patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-"""The machine may be busy; what is slow there is no fault."""
 
 words = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 leaves = st.none() | st.booleans() | st.integers(-(2**40), 2**40) | words
@@ -33,7 +31,7 @@ calls = st.one_of(
 replies = st.builds(Reply, words, words, st.lists(calls, max_size=3).map(tuple))
 
 
-@patient
+@few
 @given(replies)
 def test_an_answer_read_back_is_the_reply(reply: Reply) -> None:
     sent = tuple(c for c in reply.calls if c.status != "unclosed")
@@ -48,7 +46,7 @@ def test_an_answer_read_back_is_the_reply(reply: Reply) -> None:
     assert message.reasoning == reply.reasoning
 
 
-@patient
+@few
 @given(replies)
 def test_a_freeform_call_carries_a_text_whatever_the_policy_wrote(reply: Reply) -> None:
     items = json.loads(RESPONSES.body(answer(RESPONSES, reply), CUSTOM))["output"]
@@ -77,7 +75,7 @@ junk = st.recursive(
 objects_of_junk = st.dictionaries(st.sampled_from(KEYS), junk, max_size=5)
 
 
-@patient
+@few
 @given(st.lists(objects_of_junk, max_size=4), st.lists(objects_of_junk, max_size=2) | junk, objects_of_junk)
 @pytest.mark.parametrize("name", ["responses", "google"])
 def test_junk_is_understood_or_refused(name: str, listed: list[Any], tools: Any, rest: dict[str, Any]) -> None:

@@ -8,18 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sandlot.chat.messages import Message, ParsedCall, Reply, tools_digest
 from sandlot.gateway.wire import WIRES, ChatRequest, Wire, WireError, wire_for
+from support.profiles import few
 from support.wire_server import answer, call
 
 ANTHROPIC, CHAT = wire_for("/v1/messages"), wire_for("/v1/chat/completions")
 ASKED = ChatRequest((), (), "m", False)
-
-patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-"""The machine may be busy; what is slow there is no fault."""
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
 
@@ -171,7 +169,7 @@ def same(a: ChatRequest, b: ChatRequest) -> None:
     assert tools_digest(a.tools) == tools_digest(b.tools)
 
 
-@patient
+@few
 @given(histories, st.data())
 def test_anthropic_writes_one_history_in_many_ways(history: list[Say], data: st.DataObject) -> None:
     bodies = [anthropic_body(data.draw, history) for _ in range(2)]
@@ -184,7 +182,7 @@ def test_anthropic_writes_one_history_in_many_ways(history: list[Say], data: st.
     assert one.messages[: len(shorter.messages)] == shorter.messages
 
 
-@patient
+@few
 @given(histories, st.data())
 def test_chat_writes_one_history_in_many_ways(history: list[Say], data: st.DataObject) -> None:
     bodies = [chat_body(data.draw, history) for _ in range(2)]
@@ -214,7 +212,7 @@ def echoed(reply: Reply) -> Message:
     return Reply(reply.text if reply.text.strip() else "", reply.reasoning, calls).as_message()
 
 
-@patient
+@few
 @given(replies())
 def test_an_answer_read_back_is_the_reply(reply: Reply) -> None:
     """Whatever the policy wrote, the bytes are JSON, and a client that returns it returns what was meant."""
@@ -229,7 +227,7 @@ def test_an_answer_read_back_is_the_reply(reply: Reply) -> None:
     assert [c.name for c in message.tool_calls] == [c.name for c in echoed(reply).tool_calls]
 
 
-@patient
+@few
 @given(replies(), st.booleans())
 def test_a_stream_is_whole_events(reply: Reply, usage: bool) -> None:
     for wire in WIRES:
@@ -290,7 +288,7 @@ def understood_or_refused(wire: Wire, body: Any) -> None:
     assert ": " in str(error)
 
 
-@patient
+@few
 @given(st.dictionaries(st.sampled_from(fields), junk, max_size=5) | junk)
 def test_junk_is_understood_or_refused(body: Any) -> None:
     for wire in WIRES:
@@ -300,7 +298,7 @@ def test_junk_is_understood_or_refused(body: Any) -> None:
 roles = st.sampled_from(["user", "assistant", "tool", "system", "developer", "function"])
 
 
-@patient
+@few
 @given(st.lists(st.builds(lambda role, rest: {"role": role, "content": rest}, roles, junk), min_size=1, max_size=4))
 def test_junk_messages_are_understood_or_refused(messages: list[Any]) -> None:
     for wire in WIRES:
