@@ -1,4 +1,4 @@
-"""What commands share: consoles, JSON output, options of a run."""
+"""What commands share: consoles, JSON output, options of a run and of a sandbox backend."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import Progress
+
+from sandlot.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sandlot.sandbox import SandboxBackend
 
 console = Console(stderr=True)
 if not console.is_terminal and "COLUMNS" not in os.environ:
@@ -20,6 +25,11 @@ if not console.is_terminal and "COLUMNS" not in os.environ:
 """For people. What a script reads goes to stdout."""
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON for scripts instead of tables.")]
+SandboxName = Annotated[str | None, typer.Option("--sandbox", help="Sandbox backend.")]
+SandboxOptions = Annotated[
+    list[str] | None,
+    typer.Option("--sandbox-option", help="NAME=VALUE of the backend's own options; may be given again."),
+]
 RunArgument = Annotated[Path, typer.Argument(help="A run directory.", show_default=False)]
 
 
@@ -29,6 +39,26 @@ def ticking(what: str) -> Iterator[Callable[[int, int], None]]:
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, of: bar.update(task, completed=done, total=of)
+
+
+def sandbox_options(written: list[str] | None) -> dict[str, str]:
+    """The `sandbox_options` settings that flags give, as text."""
+    options = {}
+    for text in written or ():
+        name, given, value = text.partition("=")
+        if not (name and given):
+            raise ConfigError(f"--sandbox-option {text!r} is not NAME=VALUE")
+        options[name] = value
+    return options
+
+
+def chosen_backend(sandbox: str | None, options: list[str] | None) -> SandboxBackend:
+    """The backend that flags and variables name, made with their options."""
+    from sandlot.config import load_config
+    from sandlot.sandbox import make_backend
+
+    settings = load_config(flags={"sandbox": sandbox, "sandbox_options": sandbox_options(options)})
+    return make_backend(settings.sandbox, settings.sandbox_options)
 
 
 def print_json(value: Any) -> None:

@@ -12,19 +12,20 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from sandlot.cli.common import JsonFlag, console, print_json
+from sandlot.cli.common import JsonFlag, SandboxOptions, chosen_backend, console, print_json
 from sandlot.errors import SandlotError
-from sandlot.sandbox import SANDBOXES, Check
+from sandlot.sandbox import Check
 
 
 def command(
-    sandbox: Annotated[str, typer.Option(help="Sandbox backend to try.")] = "local",
+    sandbox: Annotated[str | None, typer.Option(help="Sandbox backend to try.")] = None,
+    sandbox_option: SandboxOptions = None,
     engine: Annotated[str, typer.Option(help="Engine URL to try.")] = "",
     install: Annotated[bool, typer.Option("--install", help="Also install the agent CLIs.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Try everything a run needs on this machine. Exit 1 when something is missing."""
-    checks = [*_machine(), *asyncio.run(_rooms(sandbox, engine)), *(_harnesses() if install else [])]
+    checks = [*_machine(), *asyncio.run(_rooms(sandbox, sandbox_option, engine)), *(_harnesses() if install else [])]
     if as_json:
         print_json([check.__dict__ for check in checks])
     else:
@@ -50,16 +51,16 @@ def _machine() -> list[Check]:
     return [replace(check, cure="") if check.ok else check for check in found]
 
 
-async def _rooms(sandbox: str, engine: str) -> list[Check]:
+async def _rooms(sandbox: str | None, options: list[str] | None, engine: str) -> list[Check]:
     checks: list[Check] = []
     try:
-        backend = SANDBOXES.get(sandbox)()
+        backend = chosen_backend(sandbox, options)
         try:
             checks += await backend.doctor()
         finally:
             await backend.close()
     except SandlotError as error:
-        checks.append(Check(f"sandbox {sandbox}", False, str(error)))
+        checks.append(Check(f"sandbox {sandbox or ''}".strip(), False, str(error)))
     if engine:
         checks.append(await _engine(engine))
     return checks

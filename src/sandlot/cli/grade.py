@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from rich.markup import escape
 from rich.table import Table
 
-from sandlot.cli.common import JsonFlag, console, print_json
+from sandlot.cli.common import JsonFlag, SandboxOptions, console, print_json, sandbox_options
 from sandlot.cli.grading import (
     Countercheck,
     Credit,
@@ -27,7 +27,7 @@ from sandlot.config import GradingConfig, SandboxLimits, load_config
 from sandlot.errors import ConfigError
 from sandlot.grading import Verdict
 from sandlot.rollout.progress import STYLES
-from sandlot.sandbox import Limits, SandboxSpec
+from sandlot.sandbox import Limits, SandboxBackend, SandboxSpec, make_backend
 from sandlot.tasks import Task, load_tasks
 from sandlot.trajectory.rundir import RunDir
 
@@ -47,6 +47,7 @@ def command(
     patch: Annotated[Path | None, typer.Option(help="A patch file to grade on each of the tasks.")] = None,
     only: Annotated[list[str] | None, typer.Option("--only", help="This task only; may be given again.")] = None,
     sandbox: Annotated[str | None, typer.Option(help="Sandbox backend; default: the run's.")] = None,
+    sandbox_option: SandboxOptions = None,
     concurrency: Annotated[int, typer.Option("-j", min=1, help="Gradings at once.")] = 2,
     credit: Credit = None,
     reruns: Reruns = None,
@@ -60,7 +61,11 @@ def command(
 
     A run is graded again as it was, with its own settings, except for the flags given.
     """
-    flags = grading_flags(credit, reruns, weight, test_timeout, countercheck)
+    flags = {
+        "sandbox": sandbox,
+        "sandbox_options": sandbox_options(sandbox_option),
+        "grading": grading_flags(credit, reruns, weight, test_timeout, countercheck),
+    }
     if patch is None:
         if config is not None:
             raise ConfigError("a run is graded with its own settings; --config goes with --patch")
@@ -70,12 +75,13 @@ def command(
     else:
         if not patch.is_file():
             raise ConfigError(f"there is no patch file {patch}")
-        settings = load_config(config, {"grading": flags})
-        grading, limits, backend = settings.grading, settings.sandbox_limits, settings.sandbox
+        settings = load_config(config, flags)
+        grading, limits = settings.grading, settings.sandbox_limits
+        backend = make_backend(settings.sandbox, settings.sandbox_options)
         tasks = [task for task in load_tasks(source) if not only or task.id in only]
         jobs = [Job(task.id, task, patch.read_bytes()) for task in with_grading(tasks, grading)]
     spec = SandboxSpec(limits=limits.over(Limits()))
-    verdicts = grade_all([(job.task, job.diff) for job in jobs], sandbox or backend, concurrency, spec)
+    verdicts = grade_all([(job.task, job.diff) for job in jobs], backend, concurrency, spec)
     told = list(zip(jobs, verdicts, strict=True))
     if as_json:
         print_json([_row(job, verdict) for job, verdict in told])
@@ -86,16 +92,19 @@ def command(
         raise typer.Exit(1)
 
 
-def _settings_of(run: RunDir, flags: dict[str, Any]) -> tuple[GradingConfig, SandboxLimits, str]:
-    """How a run graded, with flags in the place of its settings: grading, limits, and sandbox backend."""
-    given = {key: value for key, value in flags.items() if value is not None}
+def _settings_of(run: RunDir, flags: dict[str, Any]) -> tuple[GradingConfig, SandboxLimits, SandboxBackend]:
+    """How a run graded, with flags in the place of its settings; another backend gets none of its backend's options."""
+    given = {key: value for key, value in flags["grading"].items() if value is not None}
+    own = run.config.get("sandbox", "local")
+    sandbox = flags["sandbox"] or own
+    options = {**(run.config.get("sandbox_options", {}) if sandbox == own else {}), **flags["sandbox_options"]}
     try:
         grading = GradingConfig.model_validate({**run.config.get("grading", {}), **given})
         limits = SandboxLimits.model_validate(run.config.get("sandbox_limits", {}))
     except ValidationError as error:
         first = error.errors()[0]
         raise ConfigError(f"setting {'.'.join(map(str, first['loc']))!r}: {first['msg'].lower()}") from error
-    return grading, limits, str(run.config.get("sandbox", "local"))
+    return grading, limits, make_backend(sandbox, options)
 
 
 def _stored(run: RunDir, grading: GradingConfig, only: list[str] | None) -> list[Job]:

@@ -15,7 +15,7 @@ from sandlot.errors import ConfigError
 
 if TYPE_CHECKING:
     from sandlot.grading import Verdict
-    from sandlot.sandbox import SandboxSpec
+    from sandlot.sandbox import SandboxBackend, SandboxSpec
     from sandlot.tasks import Task
 
 Credit = Annotated[str | None, typer.Option(help="`all`, or `fraction` of the tests that must begin to pass.")]
@@ -56,19 +56,17 @@ def with_grading(tasks: Sequence[Task], grading: GradingConfig) -> list[Task]:
 
 
 def grade_all(
-    jobs: Sequence[tuple[Task, bytes]], sandbox: str, concurrency: int, spec: SandboxSpec | None = None
+    jobs: Sequence[tuple[Task, bytes]], backend: SandboxBackend, concurrency: int, spec: SandboxSpec | None = None
 ) -> list[Verdict]:
-    """Grade patches on tasks, some at once, behind a progress bar. `spec` gives the sandboxes' limits."""
-    return asyncio.run(_grade_all(jobs, sandbox, concurrency, spec))
+    """Grade patches on tasks, some at once, behind a progress bar, and close `backend`. `spec` gives the limits."""
+    return asyncio.run(_grade_all(jobs, backend, concurrency, spec))
 
 
 async def _grade_all(
-    jobs: Sequence[tuple[Task, bytes]], sandbox: str, concurrency: int, spec: SandboxSpec | None
+    jobs: Sequence[tuple[Task, bytes]], backend: SandboxBackend, concurrency: int, spec: SandboxSpec | None
 ) -> list[Verdict]:
     from sandlot.grading import grade
-    from sandlot.sandbox import SANDBOXES
 
-    backend = SANDBOXES.get(sandbox)()
     slots = asyncio.Semaphore(concurrency)
     done = 0
 

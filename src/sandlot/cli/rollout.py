@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sandlot.cli.common import JsonFlag, console, print_json
+from sandlot.cli.common import JsonFlag, SandboxName, SandboxOptions, console, print_json, sandbox_options
 from sandlot.cli.grading import Countercheck, Credit, Reruns, TestTimeout, Weight, grading_flags
 from sandlot.config import RunConfig, load_config
 
@@ -34,7 +34,8 @@ ConfigFile = Annotated[Path | None, typer.Option("--config", "-c", help="TOML fi
 def command(
     tasks: Annotated[str | None, typer.Argument(help="`bundled`, a task directory, or a .jsonl of rows.")] = None,
     harness: Harnesses = None,
-    sandbox: Annotated[str | None, typer.Option(help="Sandbox backend.")] = None,
+    sandbox: SandboxName = None,
+    sandbox_option: SandboxOptions = None,
     engine: Engine = None,
     engine_kind: Kind = None,
     model: Model = None,
@@ -60,6 +61,7 @@ def command(
         "tasks": tasks,
         "harness": harness,
         "sandbox": sandbox,
+        "sandbox_options": sandbox_options(sandbox_option),
         "engine": engine,
         "engine_kind": engine_kind,
         "model": model,

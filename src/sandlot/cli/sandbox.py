@@ -16,18 +16,18 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from sandlot.cli.common import JsonFlag, console, print_json
+from sandlot.cli.common import JsonFlag, SandboxName, SandboxOptions, chosen_backend, console, print_json
 from sandlot.errors import ConfigError
-from sandlot.sandbox import AGENT_USER, SANDBOXES, Lists, Process, Sandbox, SandboxBackend, SandboxSpec, Terminals
+from sandlot.sandbox import AGENT_USER, Lists, Process, Sandbox, SandboxBackend, SandboxSpec, Terminals
 
 group = typer.Typer(help="Look into sandboxes, list them, and sweep up.", no_args_is_help=True)
-BackendOption = Annotated[str, typer.Option("--sandbox", help="Sandbox backend.")]
 
 
 @group.command()
 def shell(
     image: Annotated[str, typer.Argument(help="What to boot; `host` is this machine's /usr.")] = "host",
-    sandbox: BackendOption = "local",
+    sandbox: SandboxName = None,
+    sandbox_option: SandboxOptions = None,
     user: Annotated[str, typer.Option(help="`agent` or `root`.")] = AGENT_USER,
     command: Annotated[str, typer.Option("-c", help="Run this instead of a shell.")] = "",
 ) -> None:
@@ -35,7 +35,9 @@ def shell(
 
     Without a terminal, what comes on stdin is run. The exit status is the shell's.
     """
-    raise typer.Exit(asyncio.run(_shell(SANDBOXES.get(sandbox)(), SandboxSpec(image=image), user, command)))
+    raise typer.Exit(
+        asyncio.run(_shell(chosen_backend(sandbox, sandbox_option), SandboxSpec(image=image), user, command))
+    )
 
 
 async def _shell(backend: SandboxBackend, spec: SandboxSpec, user: str, command: str) -> int:
@@ -107,11 +109,13 @@ async def _converse(process: Process, terminal: int) -> int:
 
 
 @group.command("list")
-def list_sandboxes(sandbox: BackendOption = "local", as_json: JsonFlag = False) -> None:
+def list_sandboxes(
+    sandbox: SandboxName = None, sandbox_option: SandboxOptions = None, as_json: JsonFlag = False
+) -> None:
     """The sandboxes that live here, whichever process made them."""
-    backend = SANDBOXES.get(sandbox)()
+    backend = chosen_backend(sandbox, sandbox_option)
     if not isinstance(backend, Lists):
-        raise ConfigError(f"the sandbox backend {sandbox} cannot list sandboxes; ask its own tools")
+        raise ConfigError(f"the sandbox backend {backend.name} cannot list sandboxes; ask its own tools")
     found = asyncio.run(_closing(backend, backend.running()))
     if as_json:
         print_json([{**one.__dict__, "labels": dict(one.labels)} for one in found])
@@ -124,9 +128,9 @@ def list_sandboxes(sandbox: BackendOption = "local", as_json: JsonFlag = False) 
 
 
 @group.command()
-def sweep(sandbox: BackendOption = "local", as_json: JsonFlag = False) -> None:
+def sweep(sandbox: SandboxName = None, sandbox_option: SandboxOptions = None, as_json: JsonFlag = False) -> None:
     """Remove what dead runs left behind, and only that."""
-    backend = SANDBOXES.get(sandbox)()
+    backend = chosen_backend(sandbox, sandbox_option)
     removed = asyncio.run(_closing(backend, backend.sweep()))
     if as_json:
         print_json({"removed": removed})

@@ -12,13 +12,13 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from sandlot.cli.common import JsonFlag, console, print_json, ticking
+from sandlot.cli.common import JsonFlag, SandboxName, SandboxOptions, console, print_json, sandbox_options, ticking
 from sandlot.cli.grading import Countercheck, Credit, Reruns, TestTimeout, Weight, grading_flags, with_grading
 from sandlot.cli.rollout import ConfigFile
 from sandlot.config import load_config
 from sandlot.errors import ConfigError, TaskError
 from sandlot.grading.check import Checked, check_tasks
-from sandlot.sandbox import SANDBOXES
+from sandlot.sandbox import SandboxBackend, make_backend
 from sandlot.tasks import Task, load_all, load_tasks
 from sandlot.tasks.convert import write_rows
 from sandlot.tasks.load import form_and_path
@@ -57,7 +57,8 @@ def show(task_id: Annotated[str, typer.Argument()], source: Annotated[str, typer
 def check(
     source: Source = "bundled",
     only: Annotated[list[str] | None, typer.Option("--only", help="This task only; may be given again.")] = None,
-    sandbox: Annotated[str | None, typer.Option(help="Sandbox backend.")] = None,
+    sandbox: SandboxName = None,
+    sandbox_option: SandboxOptions = None,
     jobs: Annotated[int, typer.Option("-j", "--jobs", min=1, help="Gradings at once.")] = 2,
     cheats: Annotated[bool, typer.Option("--cheats/--no-cheats", help="Try the built-in cheats.")] = True,
     out: Annotated[
@@ -73,7 +74,9 @@ def check(
 ) -> None:
     """Prove each task: its solution earns 1, twice the same; nothing and cheats earn 0. Exit 1 when one fails."""
     flags = grading_flags(credit, reruns, weight, test_timeout, countercheck)
-    settings = load_config(config, {"sandbox": sandbox, "grading": flags})
+    settings = load_config(
+        config, {"sandbox": sandbox, "sandbox_options": sandbox_options(sandbox_option), "grading": flags}
+    )
     loaded = load_all(source)
     tasks = [task for task in with_grading(loaded.tasks, settings.grading) if not only or task.id in only]
     if only and (unknown := sorted(set(only) - {task.id for task in tasks})):
@@ -81,7 +84,8 @@ def check(
             f"there is no task called {unknown[0]!r} in {source}; `sandlot tasks list {source}` names them"
         )
     refused = () if only else loaded.refused
-    rows = asyncio.run(_check(tasks, settings.sandbox, jobs, cheats))
+    backend = make_backend(settings.sandbox, settings.sandbox_options)
+    rows = asyncio.run(_check(tasks, backend, jobs, cheats))
     if out is not None:
         _select(source, [row.task for row in rows if row.ok], out)
     if as_json:
@@ -106,8 +110,7 @@ def convert(
     console.print(f"{len(tasks)} tasks written to {out}", highlight=False)
 
 
-async def _check(tasks: list[Task], sandbox: str, jobs: int, cheats: bool) -> list[Checked]:
-    backend = SANDBOXES.get(sandbox)()
+async def _check(tasks: list[Task], backend: SandboxBackend, jobs: int, cheats: bool) -> list[Checked]:
     count = 0
     try:
         with ticking("checking") as tick:

@@ -66,14 +66,14 @@ async def rollout(config: RunConfig, out: Path, *, progress: Progress, say: Say)
         missing = [spec for spec in specs if run.state(spec.id) is not EpisodeState.FINISHED]
         progress.begin(len(specs), len(specs) - len(missing))
         if missing:
-            harnesses, layers = await _install(config, {spec.task.image for spec in missing}, say)
             async with AsyncExitStack() as stack:
+                backend = make_backend(config.sandbox, config.sandbox_options)
+                stack.push_async_callback(backend.close)
+                harnesses, layers = await _install(config, {spec.task.image for spec in missing}, say)
                 log = run.path / "logs" / "engine.log"
                 policy = await stack.enter_async_context(policy_of(config, tasks, say=say, log=log))
                 for harness in harnesses.values():
                     expect_room(harness, policy.max_context)
-                backend = make_backend(config.sandbox, config.sandbox_options)
-                stack.push_async_callback(backend.close)
                 await backend.sweep()
                 gateway = await stack.enter_async_context(Gateway(policy, limits=GatewayLimits()))
                 say("running")

@@ -1,7 +1,7 @@
 """The Sandbox protocol, and one backend per file."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from sandlot.errors import ConfigError
 from sandlot.registry import Registry
@@ -20,6 +20,7 @@ from sandlot.sandbox.base import (
     Snapshot,
     Terminals,
 )
+from sandlot.sandbox.options import checked
 
 SANDBOXES = Registry(
     "sandlot.sandboxes",
@@ -36,13 +37,14 @@ SANDBOXES = Registry(
 
 
 def make_backend(name: str, options: Mapping[str, Any] | None = None) -> SandboxBackend:
-    """A backend by its name, made with options of its own."""
+    """A backend by its name, made with options of its own; `ConfigError` names those that it has."""
     kind = SANDBOXES.get(name)
+    if not options:
+        return cast("SandboxBackend", kind())
     try:
-        made: SandboxBackend = kind(**(options or {}))
-    except TypeError as error:
+        return cast("SandboxBackend", kind(**checked(name, kind, options)))
+    except (TypeError, ValueError, ArithmeticError) as error:
         raise ConfigError(f"the sandbox backend {name} cannot be made with these options: {error}") from None
-    return made
 
 
 __all__ = [

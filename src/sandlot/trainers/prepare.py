@@ -18,16 +18,17 @@ def prepare(rollout_file: Path, run_dir: Path, *, tasks: Path, model: Path) -> P
     """Write `rollout.toml` and `hook.yaml` into `run_dir`; returns the latter.
 
     The rollout file is taken over with tasks, model and output set. Refused are settings or tasks that do not load,
-    rows of the trainer that name none of them, a harness or sandbox that there is not, a model without a chat format.
+    rows of the trainer that name none of them, a harness, sandbox or option of it that there is not, a model without a
+    chat format.
     """
     from sandlot.rollout.format import format_of
-    from sandlot.sandbox import SANDBOXES
+    from sandlot.sandbox import make_backend
     from sandlot.tasks import load_tasks
     from sandlot.trainers.live import harness_of, read_rollout_file
 
     config, hook = read_rollout_file(rollout_file)
     harness_of(config, hook)
-    SANDBOXES.get(config.sandbox)  # also says which package a backend lacks
+    make_backend(config.sandbox, config.sandbox_options)  # also says which package it lacks
     values = tomllib.loads(rollout_file.read_text("utf-8"))
     values |= {"tasks": str(tasks.resolve()), "model": str(model.resolve())}
     values["trainer"]["out"] = str((run_dir / "rollouts").resolve())
