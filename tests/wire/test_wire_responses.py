@@ -145,11 +145,36 @@ class TestInput:
             {"type": "web_search_call", "id": "ws_1", "status": "completed"},
             {"type": "brand_new", "x": 1},
             {"type": "tool_search_output", "call_id": None, "tools": []},
+            {"type": "shell_call", "call_id": "c"},
+            {"type": "apply_patch_call", "call_id": "c", "operation": None},
+            {"type": "shell", "action": {"commands": []}},
+            {"type": "local_shell_call_output", "output": "x"},
         ],
     )
     def test_what_cannot_be_shown_becomes_a_note(self, item: dict[str, Any]) -> None:
         note = parse([{"role": "user", "content": "go"}, item]).messages[1]
         assert note.text == f"[{item['type']} left out: this model reads text only]"
+
+    @pytest.mark.parametrize(
+        ("output", "text"),
+        [
+            ([{"stdout": "a\n", "stderr": "b", "outcome": {"type": "exit", "exit_code": 3}}], "a\nb\n[exit code 3]"),
+            ([{"stdout": None, "outcome": {"type": "timeout"}}], "[timed out]"),
+            ([{"stdout": "a", "outcome": 3}], "a"),
+            (
+                [{"type": "input_text", "text": "x"}, {"brand": "new"}],
+                "x\n[block left out: this model reads text only]",
+            ),
+            ("as it is", "as it is"),
+            (None, ""),
+            ({"odd": 1}, '{"odd":1}'),
+        ],
+    )
+    def test_what_a_shell_gave(self, output: Any, text: str) -> None:
+        call = {"type": "shell_call", "call_id": "c", "action": {"commands": ["ls"]}}
+        turn, came = parse([call, {"type": "shell_call_output", "call_id": "c", "output": output}]).messages
+        assert turn.tool_calls == (ToolCall("shell", {"commands": ["ls"]}, "c"),)
+        assert came.text == text
 
     def test_an_image_becomes_a_note(self) -> None:
         content = [{"type": "input_text", "text": "see"}, {"type": "input_image", "image_url": "data:"}]
@@ -213,8 +238,14 @@ class TestTools:
             {"type": "namespace", "name": "ns", "tools": nested},
             {"type": "tool_search", "execution": "client", "parameters": SCHEMA},
             {"type": "tool_search", "execution": "server"},
+            {"type": "local_shell"},
+            {"type": "shell"},
+            {"type": "shell", "environment": {"type": "container_auto"}},
             {"type": "web_search"},
+            {"type": "file_search", "vector_store_ids": ["v"]},
+            {"type": "code_interpreter", "container": {"type": "auto"}},
             {"type": "image_generation"},
+            {"type": "computer"},
             {"type": "brand_new", "name": "x"},
             {"type": "function"},
         ]
@@ -225,6 +256,8 @@ class TestTools:
             ("ns__exec", "function", "ns"),
             ("ns__raw", "custom", "ns"),
             ("tool_search", "search", ""),
+            ("local_shell", "local_shell", ""),
+            ("shell", "shell", ""),
         ]
         assert tools[0].parameters == tools[2].parameters == SCHEMA
 

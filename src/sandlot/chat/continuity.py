@@ -241,12 +241,20 @@ def _edited(message: Message, own: _Own) -> str | None:
 
 def _same_arguments(sent: dict[str, Any] | str, came: dict[str, Any] | str) -> bool:
     """Equal in meaning. A freeform tool takes one raw text: what the policy wrote in another shape went out as its
-    JSON text, and comes back as that text."""
+    JSON text, and comes back as that text. A shell's or patch's call has no place for what is null or empty."""
     if canonical_json(sent) == canonical_json(came):
         return True
-    if not isinstance(came, dict) or came.keys() != {"input"} or not isinstance(text := came["input"], str):
+    if not isinstance(came, dict):
+        return False
+    if isinstance(sent, dict) and canonical_json(_filled(sent)) == canonical_json(_filled(came)):
+        return True
+    if came.keys() != {"input"} or not isinstance(text := came["input"], str):
         return False
     try:
         return canonical_json(sent) == canonical_json(json.loads(text))
     except (ValueError, RecursionError):
         return False
+
+
+def _filled(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in arguments.items() if value not in (None, "", {})}

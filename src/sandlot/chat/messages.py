@@ -87,13 +87,14 @@ class Tool:
     """A tool the agent offers. `parameters` is its JSON schema.
 
     `kind` and `namespace` say how the agent's protocol wants to be told of a call: as a function, as `custom` raw
-    text, as a `search` for more tools. The model sees functions only, named `namespace__name` where there is one.
+    text, as a `search` for more tools, in the form that it has for shells and patches. The model sees functions only,
+    named `namespace__name` where there is one.
     """
 
     name: str
     description: str = ""
     parameters: dict[str, Any] = field(default_factory=dict)
-    kind: Literal["function", "custom", "search"] = "function"
+    kind: Literal["function", "custom", "search", "local_shell", "shell", "apply_patch"] = "function"
     namespace: str = ""
 
     def as_function(self) -> dict[str, Any]:

@@ -8,16 +8,15 @@ with `store: false`. A repeated `response.in_progress` keeps the connection aliv
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from sandlot.chat.messages import Message, ParsedCall, Tool
+from sandlot.chat.messages import Message
 from sandlot.gateway.wire.base import Answer, ChatRequest, Head, Recall, Stored, WireError, nothing_stored
 from sandlot.gateway.wire.canon import branch_of, invalid, is_retry, limit_of, object_of, string
-from sandlot.gateway.wire.framing import arguments_text, encode, event, sent
-from sandlot.gateway.wire.minted import turn_of
-from sandlot.gateway.wire.openai_shared import ERRORS, error_object, freeform_text
-from sandlot.gateway.wire.responses_input import flat_name, new_tools, steps_of, tools_of
+from sandlot.gateway.wire.framing import encode, event, sent
+from sandlot.gateway.wire.openai_shared import ERRORS, error_object
+from sandlot.gateway.wire.responses_input import new_tools, steps_of, tools_of
+from sandlot.gateway.wire.responses_output import items_of
 from sandlot.gateway.wire.transcript import Transcript
 
 _UNSTORED = {
@@ -26,15 +25,6 @@ _UNSTORED = {
 }
 _ANSWER = "chatcmpl-"
 """How the gateway's ids of answers start; those of this protocol end alike."""
-
-
-@dataclass(frozen=True)
-class _Item:
-    """One output item: as it starts, the events in between (without their place), as it ends."""
-
-    started: dict[str, Any]
-    events: list[tuple[str, dict[str, Any]]]
-    done: dict[str, Any]
 
 
 class ResponsesWire:
@@ -79,7 +69,7 @@ class ResponsesWire:
 
     def body(self, answer: Answer, request: ChatRequest) -> bytes:
         """The whole response."""
-        return encode(_finished(answer, request, [item.done for item in _items(answer, request)]))
+        return encode(_finished(answer, request, [item.done for item in items_of(answer, request)]))
 
     def head(self, head: Head, request: ChatRequest) -> bytes:
         """`response.created` and the first `response.in_progress`."""
@@ -92,7 +82,7 @@ class ResponsesWire:
 
     def tail(self, answer: Answer, request: ChatRequest, beats: int = 0) -> bytes:
         """Each item from `added` to `done`, then `response.completed` or `response.incomplete`."""
-        items = _items(answer, request)
+        items = items_of(answer, request)
         events: list[tuple[str, dict[str, Any]]] = []
         for index, item in enumerate(items):
             events.append(("response.output_item.added", {"output_index": index, "item": item.started}))
@@ -134,77 +124,6 @@ def _earlier(previous: Any, recall: Recall) -> Stored:
         why = "this session has given no response of this id, or it was asked for with store: false"
         raise WireError("not_found", f"previous_response_id: {previous!r}: {why}; send the whole history in input")
     return stored
-
-
-def _items(answer: Answer, request: ChatRequest) -> list[_Item]:
-    out, text, thought = sent(answer), answer.reply.text, answer.reply.reasoning
-    turn = turn_of(answer.signature)
-    items: list[_Item] = []
-    if thought or not out.calls:
-        items.append(_reasoning(f"rs_{turn}", thought, answer.signature))
-    if text:
-        cut = out.finish == "length" and not out.calls
-        items.append(_message(f"msg_{turn}", text, "incomplete" if cut else "completed"))
-    tools = {tool.name: tool for tool in request.callable}
-    for index, (call_id, call) in enumerate(out.calls):
-        items.append(_call(f"_{turn}_{index}", call_id, call, tools.get(call.name)))
-    return items
-
-
-def _reasoning(item_id: str, thought: str, signature: str) -> _Item:
-    item = {"id": item_id, "type": "reasoning", "summary": [], "encrypted_content": signature}
-    if not thought:
-        return _Item(item, [], item)
-    empty, part = ({"type": "summary_text", "text": value} for value in ("", thought))
-    place = {"summary_index": 0}
-    events: list[tuple[str, dict[str, Any]]] = [
-        ("response.reasoning_summary_part.added", place | {"part": empty}),
-        ("response.reasoning_summary_text.delta", place | {"delta": thought}),
-        ("response.reasoning_summary_text.done", place | {"text": thought}),
-        ("response.reasoning_summary_part.done", place | {"part": part}),
-    ]
-    return _Item(item, events, item | {"summary": [part]})
-
-
-def _message(item_id: str, text: str, status: str) -> _Item:
-    item = {"id": item_id, "type": "message", "role": "assistant", "status": "in_progress", "content": []}
-    empty, part = ({"type": "output_text", "text": value, "annotations": [], "logprobs": []} for value in ("", text))
-    place = {"content_index": 0}
-    events: list[tuple[str, dict[str, Any]]] = [
-        ("response.content_part.added", place | {"part": empty}),
-        ("response.output_text.delta", place | {"delta": text, "logprobs": []}),
-        ("response.output_text.done", place | {"text": text, "logprobs": []}),
-        ("response.content_part.done", place | {"part": part}),
-    ]
-    return _Item(item, events, item | {"status": status, "content": [part]})
-
-
-def _call(suffix: str, call_id: str, call: ParsedCall, tool: Tool | None) -> _Item:
-    """A call in the form in which its tool was declared; an unknown tool is called as a function."""
-    if tool is not None and tool.kind == "search":
-        item = {"id": f"tsc{suffix}", "type": "tool_search_call", "call_id": call_id, "execution": "client"}
-        done = item | {"status": "completed", "arguments": call.arguments}
-        return _Item(item | {"status": "in_progress", "arguments": {}}, [], done)
-    named: dict[str, Any] = {"call_id": call_id, "name": call.name}
-    if tool is not None and tool.namespace:
-        named |= {"name": call.name[len(flat_name(tool.namespace, "")) :], "namespace": tool.namespace}
-    if tool is not None and tool.kind == "custom":
-        text = freeform_text(call)
-        item = {"id": f"ctc{suffix}", "type": "custom_tool_call", "status": "in_progress", **named, "input": ""}
-        kind = "response.custom_tool_call_input"
-        return _Item(
-            item,
-            [(f"{kind}.delta", {"delta": text}), (f"{kind}.done", {"input": text})],
-            item | {"status": "completed", "input": text},
-        )
-    text = arguments_text(call)
-    item = {"id": f"fc{suffix}", "type": "function_call", "status": "in_progress", **named, "arguments": ""}
-    kind = "response.function_call_arguments"
-    return _Item(
-        item,
-        [(f"{kind}.delta", {"delta": text}), (f"{kind}.done", {"name": named["name"], "arguments": text})],
-        item | {"status": "completed", "arguments": text},
-    )
 
 
 def _response(head: Head, request: ChatRequest) -> dict[str, Any]:

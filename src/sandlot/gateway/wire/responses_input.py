@@ -25,14 +25,17 @@ from sandlot.gateway.wire.canon import (
 from sandlot.gateway.wire.framing import encode
 from sandlot.gateway.wire.minted import turn_of
 from sandlot.gateway.wire.openai_shared import freeform_tool
+from sandlot.gateway.wire.responses_tools import captured, own_arguments, own_tool
 from sandlot.gateway.wire.transcript import Piece, Result, Step, made_of
 
 SEARCH = "tool_search"
-_RESULTS = frozenset({"function_call_output", "custom_tool_call_output"})
+_RESULTS = frozenset(
+    f"{kind}_call_output" for kind in ("function", "custom_tool", "local_shell", "shell", "apply_patch")
+)
 
 
 def tools_of(declared: Any, where: str) -> tuple[Tool, ...]:
-    """Tools a model can be shown. The vendor's own (web search and others that it runs itself) are left out."""
+    """Tools a model can be shown. Those that the vendor runs itself (web search and others) are left out."""
     if declared is None:
         return ()
     if not isinstance(declared, list):
@@ -56,7 +59,8 @@ def _tools(entry: Mapping[str, Any], where: str) -> tuple[Tool, ...]:
         return tuple(replace(tool, name=flat_name(name, tool.name), namespace=name) for tool in made)
     if kind == SEARCH and entry.get("execution") == "client":
         return (Tool(SEARCH, string(entry.get("description")), schema, "search"),)
-    return ()
+    own = own_tool(entry)
+    return () if own is None else (own,)
 
 
 def flat_name(namespace: str, name: str) -> str:
@@ -91,8 +95,13 @@ def steps_of(item: Any, where: str) -> Sequence[Step]:
         found = tools_of(item.get("tools"), f"{where}.tools")
         text = encode([tool.as_function()["function"] for tool in found]).decode()
         return (Result("", string(call_id), text, found=found),)
+    if own := own_arguments(item):
+        return (_call(*own, item),)
+    if kind == "local_shell_call_output":
+        call_id = call_id or item.get("id")  # clients put the id of the call into either
     if kind in _RESULTS and call_id:
-        return (Result("", string(call_id), _output(item, where)),)
+        failed = kind == "apply_patch_call_output" and item.get("status") == "failed"
+        return (Result("", string(call_id), _output(item, where), is_error=failed),)
     if kind == "item_reference":
         raise invalid(where, "single items are not stored here; send store: false and the items themselves")
     return (Message("user", note(kind_of(item))),)
@@ -125,6 +134,10 @@ def _reasoning(item: Mapping[str, Any], where: str) -> str:
 
 def _output(item: Mapping[str, Any], where: str) -> str:
     output = item.get("output")
+    if item.get("type") == "shell_call_output" and isinstance(output, list):
+        return captured(output, f"{where}.output")
+    if item.get("type") == "apply_patch_call_output":
+        output = output or item.get("status")
     if output is None or isinstance(output, str | list):
         return text_of(output, f"{where}.output")
     return encode(output).decode()
