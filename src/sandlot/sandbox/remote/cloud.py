@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shlex
 import time
 from abc import ABC, abstractmethod
@@ -113,7 +114,7 @@ class CloudBackend(ABC):
         self._sandboxes.add(sandbox)
         return sandbox
 
-    async def _ready(self, spec: SandboxSpec, labels: Mapping[str, str]) -> tuple[Machine, list[int]]:
+    async def _ready(self, spec: SandboxSpec, labels: Mapping[str, str]) -> tuple[Machine, list[str]]:
         """Boot, and make the user and work directory; the processes that the cloud itself runs inside."""
         try:
             machine = await self.boot(spec, labels)
@@ -135,11 +136,13 @@ class CloudBackend(ABC):
                         f"{layer.mount_point} into the image"
                     )
             start = shlex.join(scripts.make_user(AGENT_ID, spec.workdir))
-            code, said = await machine.call(f"mkdir -p -m 711 {DIRECTORY} && {start}", 300.0)
+            # What an image brings there is not to be trusted; who owns /tmp could put another in its place.
+            ours = f"rm -rf {DIRECTORY} && chown 0:0 /tmp && mkdir -m 700 {DIRECTORY}"
+            code, said = await machine.call(f"{start} && {ours}", 300.0)
             if code != 0:
                 raise SandboxUnavailableError(f"the image {spec.image} cannot be prepared: {said.strip()[-300:]}")
-            _, listing = await machine.call("cd /proc && echo [0-9]*", 60.0)
-            return machine, [int(pid) for pid in listing.split() if pid.isdigit()]
+            _, listing = await machine.call(shlex.join(scripts.processes()), 60.0)
+            return machine, re.findall(r"^\d+-\d+$", listing, re.MULTILINE)
         except BaseException:
             await asyncio.shield(machine.end())
             raise
@@ -168,7 +171,7 @@ class CloudBackend(ABC):
             await self.tunnel.close()
 
 
-def _abandon(done: asyncio.Future[tuple[Machine, list[int]]]) -> None:
+def _abandon(done: asyncio.Future[tuple[Machine, list[str]]]) -> None:
     if not done.cancelled() and done.exception() is None:
         machine, _ = done.result()
         task = asyncio.ensure_future(machine.end())

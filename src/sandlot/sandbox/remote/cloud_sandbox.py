@@ -44,11 +44,12 @@ class CloudSandbox(RemoteSandbox):
     _shares_root = True
 
     def __init__(
-        self, backend: CloudBackend, machine: Machine, spec: SandboxSpec, facts: Mapping[str, Any], keep: Sequence[int]
+        self, backend: CloudBackend, machine: Machine, spec: SandboxSpec, facts: Mapping[str, Any], keep: Sequence[str]
     ) -> None:
         super().__init__(machine.id, spec, facts)
         self._backend, self._machine, self._keep = backend, machine, keep
         self._secrets: list[str] = []
+        self._forwarders: list[int] = []
         self._calls: set[asyncio.Future[tuple[int, str]]] = set()
         self._calm, self._one_kill = asyncio.Event(), asyncio.Lock()
         self._calm.set()
@@ -57,7 +58,8 @@ class CloudSandbox(RemoteSandbox):
         as_user = [*_SETPRIV, *argv] if user == AGENT_USER else list(argv)
         bounds = f'ulimit -c 0; ulimit -n {self.spec.limits.open_files} 2>/dev/null; exec "$@"'
         command = ["sh", "-c", bounds, "sh", *as_user]
-        return await SpooledStream.start(self._call_in_calm, self._machine.put, env[scripts.MARK], command, env, stdin)
+        owner, mark = AGENT_ID if user == AGENT_USER else 0, env[scripts.MARK]
+        return await SpooledStream.start(self._call_in_calm, self._machine.put, mark, command, env, stdin, owner)
 
     async def _stream(self, argv: Sequence[str]) -> Stream:
         marked = ["env", f"{scripts.MARK}={new_mark()}", *argv]
@@ -93,8 +95,8 @@ class CloudSandbox(RemoteSandbox):
 
     async def _kill_all(self) -> None:
         # What the cloud itself runs in the sandbox stays.
-        keep = [*self._keep, *(relay.pid for relay in self._relays if relay.pid)]
-        if await self._complete(scripts.kill_all(keep), "root") != 0:
+        ours = [*self._forwarders, *(relay.pid for relay in self._relays if relay.pid)]
+        if await self._complete(scripts.kill_all(self._keep, ours), "root") != 0:
             raise SandboxError("some processes could not be killed; kill the sandbox")
 
     def listen(self, port: int) -> socket.socket:
@@ -124,13 +126,13 @@ class CloudSandbox(RemoteSandbox):
         kind = "tls" if tunnel.tls else "plain"
         arguments = [f"{base}.py", str(port), tunnel.host, str(tunnel.port), kind, f"{base}.secret"]
         run = f"nohup setsid {shlex.join(['python3', *arguments])} >{base}.log 2>&1 </dev/null & echo $!"
-        _, said = await self._call(f"chmod 600 {base}.*; {run}", 60.0)
+        _, said = await self._call(run, 60.0)
         ready = f"[ -e {base}.secret.ready ] && exit 0"
         wait = f"for n in $(seq 100); do {ready}; sleep 0.1; done; tail -n 1 {base}.log; exit 1"
         code, log = await self._call(wait, 30.0)
         if code != 0:
             raise SandboxError(f"the forwarder of port {port} did not start: {log.strip()[-300:]}")
-        self._keep = [*self._keep, *(int(pid) for pid in said.split() if pid.isdigit())]
+        self._forwarders += [int(pid) for pid in said.split() if pid.isdigit()]
 
     async def _destroy(self) -> None:
         for opening in self._opening:

@@ -21,18 +21,33 @@ shift 2
 exec "$@"
 """
 
-# The shells and helpers that brought us here are not to be killed.
-_ANCESTORS = """
-above=" 1 $$ "
-climb() {
+_STAT = """
+stat_of() {
     s=
     { while IFS= read -r line || [ -n "$line" ]; do s="$s $line"; done <"/proc/$1/stat"; } 2>/dev/null
     s=${s##*") "}
+}
+"""
+
+# What runs now, as a number and the moment of its start, which no later process has in common.
+_PROCESSES = f"""{_STAT}
+for d in /proc/[0-9]*; do
+    p=${{d#/proc/}}; stat_of "$p"; set -- $s
+    [ $# -ge 20 ] && echo "$p-${{20}}"
+done
+:
+"""
+
+# The shells and helpers that brought us here are not to be killed.
+_ANCESTORS = f"""{_STAT}
+above=" 1 $$ "
+climb() {{
+    stat_of "$1"
     set -- $s
     [ $# -ge 20 ] || return
     above="$above$2 "
     [ "$2" -gt 1 ] && climb "$2"
-}
+}}
 climb $$
 """
 
@@ -47,9 +62,7 @@ while [ $n -lt 60 ]; do
     for d in /proc/[0-9]*; do
         p=${{d#/proc/}}
         case $above in *" $p "*) continue ;; esac
-        s=
-        {{ while IFS= read -r line || [ -n "$line" ]; do s="$s $line"; done <"$d/stat"; }} 2>/dev/null
-        s=${{s##*") "}}
+        stat_of "$p"
         set -- $s
         [ $# -ge 20 ] || continue
         case $1 in Z | X) continue ;; esac
@@ -68,19 +81,23 @@ done
 exit 3
 """
 
-# Kills all but PID 1, this shell, and what the sandbox itself lives by ($@: pids that stay, and what started them).
+# Kills all but PID 1, this shell, and what the sandbox itself lives by. $1: processes as `_PROCESSES` says them; $2:
+# pids of ours, which stay with what started them and what runs beside them in their process groups.
 _KILL_ALL = f"""{_ANCESTORS}
-for p in "$@"; do climb "$p"; done
-keep="$above$* "; n=0
+keep=" $1 "; groups=" "; n=0
+group_of() {{ stat_of "$1"; set -- $s; groups="$groups$3 "; }}
+for p in $2; do above="$above$p "; climb "$p"; group_of "$p"; done
 while [ $n -lt 100 ]; do
     n=$((n + 1)); victims=
     for d in /proc/[0-9]*; do
         p=${{d#/proc/}}
-        case $keep in *" $p "*) continue ;; esac
-        s=
-        {{ while IFS= read -r line || [ -n "$line" ]; do s="$s $line"; done <"$d/stat"; }} 2>/dev/null
-        s=${{s##*") "}}
-        case $s in "" | Z* | X*) continue ;; esac
+        case $above in *" $p "*) continue ;; esac
+        stat_of "$p"
+        set -- $s
+        [ $# -ge 20 ] || continue
+        case $1 in Z | X) continue ;; esac
+        case $keep in *" $p-${{20}} "*) continue ;; esac
+        case $groups in *" $3 "*) continue ;; esac
         victims="$victims $p"
     done
     [ -z "$victims" ] && exit 0
@@ -149,9 +166,14 @@ def kill_tree(mark: str, ticks: int, *, strict: bool = False) -> list[str]:
     return _script(_KILL_TREE, mark, str(ticks), "strict" if strict else "")
 
 
-def kill_all(keep: Sequence[int] = ()) -> list[str]:
-    """Kill everything but PID 1 and `keep`."""
-    return _script(_KILL_ALL, *map(str, keep))
+def processes() -> list[str]:
+    """Say what runs, a line each, for `kill_all`."""
+    return _script(_PROCESSES)
+
+
+def kill_all(keep: Sequence[str] = (), ours: Sequence[int] = ()) -> list[str]:
+    """Kill everything but PID 1, what `processes` said before, and `ours` with their process groups."""
+    return _script(_KILL_ALL, " ".join(keep), " ".join(map(str, ours)))
 
 
 def read_file(path: str, max_bytes: int) -> list[str]:

@@ -16,18 +16,21 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from sandlot.errors import SandboxError, SandboxLostError
 
 DIRECTORY = "/tmp/.sandlot"
+"""Of root, and closed to everybody else."""
 _PIECE = 1 << 20
+_ARGUMENT = 64 << 10
 _LEFTOVER_SECONDS = 0.5
 _PAUSES = (0.05, 1.5)
 _FAULTS = 5
 _BEYOND = 1 << 60
 
-# $1: directory of the command; the rest: the command. Pipes between, so that /dev/stdout can be opened by name.
+# Pipes between, so that /dev/stdout can be opened by name, for which they and stdin belong to the command's user.
 _RUN = """
-cd "$1" && shift && mkfifo -m 666 o e || exit 1
-{ cat <o >out; : >o.end; } & { cat <e >err; : >e.end; } &
-"$@" <in >o 2>e
-echo $? >code.new; mv code.new code
+d={directory}
+cd / && mkfifo -m 600 $d/o $d/e && chmod 400 $d/in && chown {owner}:{owner} $d/o $d/e $d/in || exit 1
+{{ cat <$d/o >$d/out; : >$d/o.end; }} & {{ cat <$d/e >$d/err; : >$d/e.end; }} &
+{command} <$d/in >$d/o 2>$d/e
+echo $? >$d/code.new; mv $d/code.new $d/code
 """
 
 # $1: directory; $2, $3: bytes of stdout and stderr that are known; $4: bytes at most. A command that is gone without an
@@ -64,20 +67,34 @@ class SpooledStream:
 
     @classmethod
     async def start(
-        cls, call: Call, put: Put, mark: str, argv: Sequence[str], env: Mapping[str, str], stdin: bytes
+        cls,
+        call: Call,
+        put: Put,
+        mark: str,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        stdin: bytes,
+        owner: int,
     ) -> SpooledStream:
-        """Start a command; `mark` names its directory."""
+        """Start a command; `mark` names its directory, `owner` is the id of its user."""
         directory = f"{DIRECTORY}/{mark}"
-        prepare = f"mkdir -p -m 711 {directory} && : >{directory}/in && chmod 644 {directory}/in"
-        code, said = await call(prepare, 60.0)
-        if code != 0:
-            raise SandboxError(f"the sandbox cannot start a command: {said.strip()[-300:] or f'exit {code}'}")
-        if stdin:
-            await put(f"{directory}/in", stdin)
-        assigned = [f"{name}={value}" for name, value in env.items()]
-        command = shlex.join(["sh", "-c", _RUN, "sh", directory, "env", *assigned, *argv])
-        start = f"nohup setsid {command} >/dev/null 2>&1 </dev/null & echo $! >{directory}/pid"
-        code, said = await call(start, 60.0)
+        command = shlex.join(["env", *(f"{name}={value}" for name, value in env.items()), *argv])
+        # As a file: whoever is inside may read the arguments of every process.
+        script = _RUN.format(directory=directory, owner=owner, command=command).encode()
+        given = f"echo {base64.b64encode(script).decode()} | base64 -d >{directory}/run"
+        make = f"mkdir {directory} && : >{directory}/in"
+        if stdin or len(script) > _ARGUMENT:
+            code, said = await call(make, 60.0)
+            if code != 0:
+                raise SandboxError(f"the sandbox cannot start a command: {said.strip()[-300:] or f'exit {code}'}")
+            if stdin:
+                await put(f"{directory}/in", stdin)
+            if len(script) > _ARGUMENT:
+                await put(f"{directory}/run", script)
+                given = "true"
+            make = "true"
+        start = f"nohup setsid sh {directory}/run >/dev/null 2>&1 </dev/null & echo $! >{directory}/pid"
+        code, said = await call(f"{{ {make} && {given}; }} || exit 1; {start}", 60.0)
         if code != 0:
             raise SandboxError(f"the sandbox did not start a command: {said.strip()[-300:] or f'exit {code}'}")
         return cls(call, directory)
