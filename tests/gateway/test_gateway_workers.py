@@ -310,6 +310,32 @@ def test_a_worker_that_dies_takes_only_its_own_sessions_and_is_replaced(served: 
     assert audit_run(run).violations == []
 
 
+def test_a_worker_that_hangs_is_replaced_like_one_that_died(model: Path, tmp_path: Path) -> None:
+    limit = ("--heartbeat-timeout", "2")
+    with gateway_process(tmp_path, model, workers=2, more=limit) as served, ThreadPoolExecutor() as pool:
+        (lost, lost_key), (kept, kept_key) = one_session_on_each(served)
+        hung, working = worker_process(served, 0), worker_process(served, 1)
+        for pid in (served.process.pid, hung, working):  # a machine that sleeps: who listens hears nothing either
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(2.2)
+        for pid in (served.process.pid, hung, working):
+            os.kill(pid, signal.SIGCONT)
+        assert ask(served, lost_key).status_code == ask(served, kept_key).status_code == 200
+        os.kill(hung, signal.SIGSTOP)
+        (waiting,) = in_background(pool, served, lost_key)
+        with pytest.raises(httpx.TransportError):
+            waiting.result()
+        until(lambda: gone(hung))
+        until(lambda: health(served)["workers"] == 2)
+        told = served.control("GET", f"/control/sessions/{lost}")
+        assert (told.status_code, "its event loop stood still for 2 s" in told.json()["error"]) == (410, True)
+        assert ask(served, lost_key).status_code == 403
+        assert [state(served, kept)["turns"], ask(served, kept_key).status_code] == [1, 200]
+        (_, new_key), _ = one_session_on_each(served)
+        assert ask(served, new_key).status_code == 200
+        assert not gone(working)
+
+
 def test_nothing_is_left_when_the_parent_is_killed(model: Path, tmp_path: Path) -> None:
     with gateway_process(tmp_path, model, workers=2) as served:
         (first, first_key), (second, second_key) = one_session_on_each(served)

@@ -38,12 +38,14 @@ class Served:
 
 
 @contextmanager
-def gateway_process(scratch: Path, model: Path, engine: str = "scripted", workers: int = 1) -> Iterator[Served]:
+def gateway_process(
+    scratch: Path, model: Path, engine: str = "scripted", workers: int = 1, more: tuple[str, ...] = ()
+) -> Iterator[Served]:
     """A gateway over the scripted engine or one at a URL; it must end well when it is told to."""
     log, run = scratch / "gateway.log", scratch / "run"
     temporary = Path(tempfile.mkdtemp(prefix="sandlot-test-", dir="/tmp"))
     command = [sys.executable, "-m", "sandlot.cli", "gateway", "--engine", engine, "--model", str(model), "--json"]
-    command += ["--port", "0", "--control-port", "0", "--out", str(run), "--workers", str(workers)]
+    command += ["--port", "0", "--control-port", "0", "--out", str(run), "--workers", str(workers), *more]
     with log.open("wb") as errors:
         process = subprocess.Popen(
             command,

@@ -23,6 +23,9 @@ def command(
     base_url: Annotated[str, typer.Option(help="How agents reach this gateway, when not by host and port.")] = "",
     out: Annotated[Path | None, typer.Option(help="Run directory for journals and samples.")] = None,
     workers: Annotated[int, typer.Option(min=1, max=256, help="Processes that serve; a session stays at one.")] = 1,
+    heartbeat_timeout: Annotated[
+        float, typer.Option(min=1, help="Seconds without a sign of life after which a worker is replaced.")
+    ] = 60.0,
     temperature: Annotated[float | None, typer.Option(help="Sampling temperature; default 1.")] = None,
     served_model: Annotated[str | None, typer.Option(help="Model name at the engine.")] = None,
     as_json: JsonFlag = False,
@@ -61,6 +64,7 @@ def command(
             places=Places((host, port), (control_host, control_port), base_url),
             out=out,
             workers=workers,
+            heartbeat_timeout=heartbeat_timeout,
             ready=ready,
             say=lambda text: console.print(text, style="dim"),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 from collections.abc import Awaitable, Callable
@@ -48,8 +49,8 @@ class WorkerServer:
         self._peers = [client_of(agents_socket(directory, other)) for other in range(workers)]
         self._taking: set[asyncio.Task[None]] = set()
 
-    async def start(self, admin_key: str, base_url: str) -> None:
-        """Begin to serve; it ends with the gateway."""
+    async def start(self, admin_key: str, base_url: str, beat: float) -> None:
+        """Begin to serve, with a sign of life every `beat` seconds; it ends with the gateway."""
         gateway, directory = self._gateway, self._directory
         control = await gateway.runner(control_app(gateway, admin_key, base_url))
         await web.UnixSite(control, str(control_socket(directory, self._number))).start()
@@ -58,12 +59,18 @@ class WorkerServer:
         outer = await gateway.runner(agent_app(gateway, middlewares=[self._elsewhere()]))
         self._channel.setblocking(False)
         asyncio.get_running_loop().add_reader(self._channel, self._take, outer)
+        self._beat(beat)
 
     async def close(self) -> None:
         """Take no more connections."""
         asyncio.get_running_loop().remove_reader(self._channel)
         for peer in self._peers:
             await peer.close()
+
+    def _beat(self, every: float) -> None:
+        with contextlib.suppress(OSError):  # those before are still unread, or the parent is gone
+            self._channel.send(b".")
+        asyncio.get_running_loop().call_later(every, self._beat, every)
 
     def _take(self, runner: web.AppRunner) -> None:
         try:

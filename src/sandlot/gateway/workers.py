@@ -1,7 +1,8 @@
 """The worker processes of a gateway as their parent has them: started, given connections, replaced when they end.
 
 Each has a number for good; a process that ends takes its sessions with it, and another one starts under its number.
-A worker ends when its parent does: the parent holds the other end of its channel.
+A worker ends when its parent does: the parent holds the other end of its channel. Over the same channel the worker's
+event loop gives signs of life; one from which none comes is ended like any other, for all its agents wait.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ log = logging.getLogger(__name__)
 _START_S = 300.0
 _AGAIN_S = 0.05
 _SLOWEST_RESTART_S = 30.0
+HEARTBEAT_TIMEOUT_S = 60.0
+BEATS = 10
+"""Signs of life that a worker gives in the time after which it is taken for hung."""
 
 
 class WorkerError(SandlotError):
@@ -82,6 +86,33 @@ class Worker:
         code = await self._process.wait()
         return f"exit {code}" if code >= 0 else signal.Signals(-code).name
 
+    async def failed(self, timeout: float) -> str:
+        """Wait until the process ends, or kill it when it has given no sign of life for so long; say which it was."""
+        ending = asyncio.create_task(self.ended())
+        try:
+            missed = 0  # in looks, not seconds: what stops this process as well is no silence
+            while missed < BEATS:
+                await asyncio.wait({ending}, timeout=timeout / BEATS)
+                if ending.done():
+                    return ending.result()
+                missed = 0 if self._heard() else missed + 1
+        finally:
+            ending.cancel()
+        self._kill()
+        return f"its event loop stood still for {timeout:g} s"
+
+    def _heard(self) -> bool:
+        assert self._channel is not None
+        try:
+            return bool(self._channel.recv(4096))
+        except OSError:  # nothing has come, or the process is gone
+            return False
+
+    def _kill(self) -> None:
+        assert self._process is not None
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
     def give(self, connection: socket.socket) -> None:
         """Hand a connection over. `OSError` when the process is gone, or has too many in its queue."""
         assert self._channel is not None
@@ -96,8 +127,7 @@ class Worker:
                     process.terminate()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(process.wait(), grace)
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
+            self._kill()
             await process.wait()
         if self._channel is not None:
             self._channel.close()
@@ -108,7 +138,8 @@ class Workers:
     """A fixed number of workers, kept running. Use as an async context manager.
 
     `argv` starts one; it reads `setup`, its number and its channel as JSON from standard input and answers with one
-    line of JSON: `{}` once it serves, or `{"error": …}`. `inherited` file descriptors stay open in it.
+    line of JSON: `{}` once it serves, or `{"error": …}`. `inherited` file descriptors stay open in it. One whose event
+    loop stands still for `heartbeat_timeout` seconds counts as ended.
     """
 
     def __init__(
@@ -120,12 +151,20 @@ class Workers:
         admin_key: str,
         inherited: Sequence[int] = (),
         grace: float = 40.0,
+        heartbeat_timeout: float = HEARTBEAT_TIMEOUT_S,
     ) -> None:
         self._directory = _private_directory()
         self._argv = argv
-        self._setup = {**setup, "directory": str(self._directory), "workers": count, "admin_key": admin_key}
+        self._setup = {
+            **setup,
+            "directory": str(self._directory),
+            "workers": count,
+            "admin_key": admin_key,
+            "beat": heartbeat_timeout / BEATS,
+        }
         self._inherited = inherited
         self._grace = grace
+        self._heartbeat_timeout = heartbeat_timeout
         self._keeping: list[asyncio.Task[None]] = []
         self._turn = itertools.count()
         self.all = [Worker(number, self._directory, admin_key) for number in range(count)]
@@ -178,12 +217,16 @@ class Workers:
 
     async def _start(self, worker: Worker) -> None:
         await worker.start(self._argv, self._setup, self._inherited)
-        await self.brief(worker)
+        watching = asyncio.create_task(worker.failed(self._heartbeat_timeout))
+        try:
+            await self.brief(worker)
+        finally:
+            watching.cancel()
         worker.up.set()
 
     async def _keep(self, worker: Worker) -> None:
         while True:
-            how = await worker.ended()
+            how = await worker.failed(self._heartbeat_timeout)
             log.error("gateway worker %d ended (%s); its sessions are lost and another one starts", worker.number, how)
             worker.up.clear()
             self.bury(worker, how)

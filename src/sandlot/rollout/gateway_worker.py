@@ -23,7 +23,7 @@ from sandlot.trajectory.rundir import RunDir
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """What a worker is told. `channel` and `lock` are file descriptors, `lost` hex digests of keys."""
+    """What a worker is told. `channel` and `lock` are file descriptors, `lost` hex digests of keys, `beat` seconds."""
 
     config: dict[str, Any]
     base_url: str
@@ -32,6 +32,7 @@ class Setup(msgspec.Struct, frozen=True):
     directory: Path
     workers: int
     admin_key: str
+    beat: float
     number: int
     channel: int
     lost: list[str]
@@ -71,7 +72,7 @@ async def _serve(setup: Setup, answer: int) -> None:
             )
         )
         server = WorkerServer(gateway, setup.number, setup.workers, setup.directory, channel, stop.set)
-        await server.start(setup.admin_key, setup.base_url)
+        await server.start(setup.admin_key, setup.base_url, setup.beat)
         stack.push_async_callback(server.close)
         loaded()
         _tell(answer, {})

@@ -20,7 +20,7 @@ from sandlot.gateway.front import Front, listen
 from sandlot.gateway.front_control import FrontControl
 from sandlot.gateway.gateway import RecorderFactory
 from sandlot.gateway.process import loaded
-from sandlot.gateway.workers import Workers, worker_argv
+from sandlot.gateway.workers import HEARTBEAT_TIMEOUT_S, Workers, worker_argv
 from sandlot.rollout.policy import Say, policy_of, with_engine
 from sandlot.rollout.recorder import JournalRecorder
 from sandlot.trajectory.records import SessionRecord
@@ -66,10 +66,14 @@ async def serve_gateway(
     places: Places,
     out: Path | None,
     workers: int = 1,
+    heartbeat_timeout: float = HEARTBEAT_TIMEOUT_S,
     ready: Ready,
     say: Say,
 ) -> None:
-    """Serve until SIGINT or SIGTERM; sessions still open are sealed and stay unfinished in the run directory."""
+    """Serve until SIGINT or SIGTERM; sessions still open are sealed and stay unfinished in the run directory.
+
+    Of several workers, one whose event loop stands still for `heartbeat_timeout` seconds is replaced.
+    """
     stop = stop_signals()
     async with AsyncExitStack() as stack:
         run = None
@@ -79,7 +83,7 @@ async def serve_gateway(
             if workers == 1:
                 ports = await _alone(stack, config, run, admin_key, places, say)
             else:
-                ports = await _with_workers(stack, config, run, admin_key, places, say, workers)
+                ports = await _with_workers(stack, config, run, admin_key, places, say, workers, heartbeat_timeout)
         except OSError as error:
             where = " or ".join(f"{host}:{port}" for host, port in (places.agents, places.control))
             raise ConfigError(f"{where} cannot be served ({error.strerror}): choose other ports") from error
@@ -100,7 +104,14 @@ async def _alone(
 
 
 async def _with_workers(
-    stack: AsyncExitStack, config: RunConfig, run: RunDir | None, admin_key: str, places: Places, say: Say, count: int
+    stack: AsyncExitStack,
+    config: RunConfig,
+    run: RunDir | None,
+    admin_key: str,
+    places: Places,
+    say: Say,
+    count: int,
+    heartbeat_timeout: float,
 ) -> tuple[int, int]:
     """Serve from several processes; the ports, which are this one's."""
     config = await stack.enter_async_context(with_engine(config, (), say=say))
@@ -114,7 +125,12 @@ async def _with_workers(
     }
     inherited = [run.lock] if run is not None and run.lock is not None else []
     workers = Workers(
-        count, worker_argv("sandlot.rollout.gateway_worker"), setup, admin_key=admin_key, inherited=inherited
+        count,
+        worker_argv("sandlot.rollout.gateway_worker"),
+        setup,
+        admin_key=admin_key,
+        inherited=inherited,
+        heartbeat_timeout=heartbeat_timeout,
     )
     control = FrontControl(workers, GatewayLimits().sessions)
     say(f"starting {count} gateway workers")
