@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import numpy as np
 import pytest
 from aiohttp import web
@@ -25,7 +26,7 @@ from sandlot.rollout.replay_requests import kind_of, read_requests
 from sandlot.trajectory.journal import read_journal
 from sandlot.trajectory.rundir import RunDir
 from support import engines
-from support.policy import ToldEngine
+from support.policy import ToldEngine, call_text
 from support.toy_model import make_toy_model
 
 CAPTURES = Path(__file__).parents[1] / "captures"
@@ -93,10 +94,46 @@ def test_lines_with_a_path_and_batch_files_are_read(tmp_path: Path) -> None:
     assert chat.for_server().body == chat.body
 
 
+def test_a_request_that_goes_on_from_a_response_is_sent_whole(tmp_path: Path) -> None:
+    """Two conversations side by side, one of which splits; an answer may stand in its line as batch files have it."""
+    call = {"type": "function_call", "call_id": "c1", "name": "exec", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "c1", "output": "r"}
+    said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Done."}]}
+
+    def line(items: Any, previous: str | None, given: Any, **more: Any) -> dict[str, Any]:
+        body = {"model": "m", "input": items} | ({"previous_response_id": previous} if previous else {})
+        return {"path": "/v1/responses", "body": body | more, "response": given}
+
+    lines = [
+        line("go", None, {"id": "resp_a", "output": [call]}, instructions="Be brief."),
+        line(USER, None, {"status_code": 200, "body": {"id": "resp_b", "output": [said]}}),
+        line([result], "resp_a", {"id": "resp_c", "output": [said]}, instructions="Be long."),
+        line("more", "resp_b", None),
+        line("left", "resp_c", {"error": "cut"}),
+        line("right", "resp_c", None),
+    ]
+    requests = read_requests(write_lines(tmp_path / "r.jsonl", lines))
+    go, left, right = ({"role": "user", "content": text} for text in ("go", "left", "right"))
+    assert [request.body["input"] for request in requests] == [
+        "go",
+        USER,
+        [go, call, result],
+        [*USER, said, {"role": "user", "content": "more"}],
+        [go, call, result, said, left],
+        [go, call, result, said, right],
+    ]
+    assert not any("previous_response_id" in request.body for request in requests)
+    assert [request.body.get("instructions") for request in requests[:3:2]] == ["Be brief.", "Be long."]
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
         ("", "holds no request"),
+        (
+            '{"model": "m", "input": "a"}\n{"model": "m", "input": "b", "previous_response_id": "resp_1"}\n',
+            "r.jsonl:2 goes on from response 'resp_1', .* record requests with their whole history",
+        ),
         ('{"model": "m", "messages": []}\n{"prompt": "x"}\n', "r.jsonl:2 is no request that is known"),
         ('{"messages": [\n', "r.jsonl:1 is no JSON"),
         ("[1]\n", "r.jsonl:1 is no JSON object"),
@@ -188,6 +225,32 @@ async def test_every_protocol_is_replayed_to_a_gateway(
     assert (told["first_content_s"] is None) == (streamed == 0)
     assert told["latency_s"]["p50"] <= told["latency_s"]["p99"]
     assert engine.prompts
+
+
+async def test_a_conversation_by_response_ids_is_replayed_to_another_gateway(
+    served: tuple[Gateway, ToldEngine, str, str], fmt: TemplateFormat, tmp_path: Path
+) -> None:
+    """The calls that a recorded result answers are none of those that the other server's answers make."""
+    _, engine, url, key = served
+    tools = [{"type": "function", "name": "exec", "parameters": {"type": "object"}, "strict": False}]
+    told = ToldEngine(fmt, lambda prompt, number: call_text("exec", {"command": "ls"}) if not number else "Done.")
+    lines: list[Any] = []
+    body: dict[str, Any] = {"model": "m", "input": "go", "tools": tools}
+    async with Gateway(told.policy()) as recorded, aiohttp.ClientSession() as http:
+        headers = {"Authorization": f"Bearer {recorded.open('recorded').api_key}"}
+        where = f"http://127.0.0.1:{await recorded.serve()}/v1/responses"
+        for _ in range(3):
+            async with http.post(where, json=body, headers=headers) as reply:
+                response = await reply.json()
+                assert reply.status == 200, response
+            lines.append({"body": body, "response": response})
+            calls = [item["call_id"] for item in response["output"] if item["type"] == "function_call"]
+            items = [{"type": "function_call_output", "call_id": call, "output": "r"} for call in calls]
+            body = {**body, "input": items or "on", "previous_response_id": response["id"]}
+    file = write_lines(tmp_path / "r.jsonl", lines)
+    status, found, said = await invoke(str(file), "--base-url", url, "--api-key", key)
+    assert (status, found["ok"]) == (0, 3), said
+    assert sorted(engine.prompts) == sorted(told.prompts)
 
 
 async def test_refusals_are_counted_and_end_with_status_1(

@@ -68,27 +68,39 @@ def read_requests(path: Path) -> list[Recorded]:
     """The requests of a JSONL file.
 
     A line is a request body, or an object with `body` (or `request`) and where it went in `path` or `url` (as in
-    OpenAI's batch files). Raises `ConfigError` that names the first line that is neither.
+    OpenAI's batch files). Raises `ConfigError` that names the first line that is neither. One that goes on from a
+    response by its id, which only the server that gave it knows, becomes the whole history: an earlier line must have
+    that response in `response`.
     """
     if not path.is_file():
         raise ConfigError(f"there is no file {path}: give a JSONL file with one recorded request a line")
     found = []
+    given: dict[str, list[Any]] = {}
     with path.open("rb") as file:
         for number, raw in enumerate(file, 1):
             if raw.strip():
-                found.append(_request(raw, f"{path.name}:{number}"))
+                name = f"{path.name}:{number}"
+                line = _line(raw, name)
+                request = _request(line, name)
+                if request.kind == "responses":
+                    request = _whole(request, line.get("response"), given)
+                found.append(request)
     if not found:
         raise ConfigError(f"{path} holds no request")
     return found
 
 
-def _request(raw: bytes, name: str) -> Recorded:
+def _line(raw: bytes, name: str) -> dict[str, Any]:
     try:
         line = msgspec.json.decode(raw)
     except (msgspec.DecodeError, RecursionError) as error:
         raise ConfigError(f"{name} is no JSON: {error}") from error
     if not isinstance(line, dict):
         raise ConfigError(f"{name} is no JSON object: a line is a request body, or an object with body and path")
+    return line
+
+
+def _request(line: dict[str, Any], name: str) -> Recorded:
     target = str(line.get("path") or line.get("url") or "")
     body = line
     for key in ("body", "request"):
@@ -112,6 +124,26 @@ def _request(raw: bytes, name: str) -> Recorded:
         model = model.removeprefix("models/")
         body = {key: value for key, value in body.items() if key not in ("model", "stream")}
     return Recorded(name, kind, body, model, stream)
+
+
+def _whole(request: Recorded, response: Any, given: dict[str, list[Any]]) -> Recorded:
+    """A request of the Responses protocol without `previous_response_id`. `given` are the conversations known by the id
+    of the response that ended them, to which its own is added."""
+    body = dict(request.body)
+    asked = body.get("input")
+    items = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked or []
+    if (previous := body.pop("previous_response_id", None)) is not None:
+        if (earlier := given.get(str(previous))) is None:
+            raise ConfigError(
+                f"{request.name} goes on from response {previous!r}, which no earlier line has and another server does "
+                "not know: put each answer into its line as response, or record requests with their whole history"
+            )
+        body["input"] = items = [*earlier, *items]
+    if isinstance(response, dict):
+        response = response.get("body", response)  # as in OpenAI's batch files
+        if isinstance(response, dict) and isinstance(output := response.get("output"), list):
+            given[str(response.get("id"))] = [*items, *output]
+    return replace(request, body=body)
 
 
 def kind_of(body: Mapping[str, Any], target: str = "") -> Kind | None:
