@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from sandlot.chat.format import load_chat_format
 from sandlot.chat.messages import Message
-from sandlot.chat.template import EMBEDDED_TEMPLATE, load_template, special_tokens
+from sandlot.chat.template import EMBEDDED_TEMPLATE, ChatTemplate, load_template, special_tokens
 from sandlot.chat.tokenizer import ChatTokenizer, load_tokenizer
 from sandlot.errors import ModelError
 from support.chat_templates import SHAPES, write_chat_dir
@@ -35,6 +36,16 @@ def edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
 
 
 class TestTemplate:
+    def test_fields_are_found_as_jinja_finds_them(self) -> None:
+        source = (
+            "{% for m in messages %}{{ m.role }} {{ m['items'] }} {{ m.none is defined }} {{ m.get('role') }} "
+            "{% for k, v in m.items() %}{{ k }}={{ v }},{% endfor %}{% endfor %}{{ messages[0].__class__ }}"
+        )
+        message = {"role": "user", "items": "taken", "get": "taken", "keys": 3}
+        usual = ImmutableSandboxedEnvironment().from_string(source).render(messages=[message])
+        assert ChatTemplate(source, {}, NOW).render([message], [], generation_prompt=True) == usual
+        assert "role=user,items=taken,get=taken,keys=3," in usual
+
     def test_places(self, model: Path) -> None:
         (model / "chat_template.jinja").unlink()
         config = model / "tokenizer_config.json"

@@ -35,6 +35,18 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+class _Environment(ImmutableSandboxedEnvironment):
+    """The usual environment of chat templates; the fields of a conversation are found without first failing."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        if type(obj) is dict and attribute in obj and attribute not in _OF_DICT:
+            return obj[attribute]
+        return super().getattr(obj, attribute)
+
+
+_OF_DICT = frozenset(dir(dict))
+
+
 class ChatTemplate:
     """One compiled template with the values it is given besides the conversation. Thread-safe.
 
@@ -44,9 +56,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, variables: Mapping[str, Any], now: datetime) -> None:
         self.source = source
-        env = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
-        )
+        env = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"])
         env.filters["tojson"] = _tojson
         env.globals["raise_exception"] = _raise_exception
         env.globals["strftime_now"] = now.strftime

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array as packed
 from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
@@ -22,14 +23,19 @@ class PromptIds(Sequence[int]):
 
     def __init__(self, array: Array, spelt: tuple[bytes, ...] | None = None) -> None:
         self.array = array
-        self.spelt = _pieces(array) if spelt is None else spelt
+        self.spelt = _spelt(array.tolist()) if spelt is None else spelt
         """The ids in JSON without the brackets around them, in pieces that stand one after the other."""
+
+    @classmethod
+    def of(cls, ids: list[int]) -> PromptIds:
+        """The same of a plain list."""
+        return cls(np.frombuffer(packed("i", ids), np.int32) if ids else np.empty(0, np.int32), _spelt(ids))
 
     def followed_by(self, *more: Array) -> PromptIds:
         """These ids and then those."""
         spelt = self.spelt
         for ids in more:
-            spelt += _pieces(ids, b"," if spelt else b"")
+            spelt += _spelt(ids.tolist(), b"," if spelt else b"")
         return PromptIds(np.concatenate([self.array, *more]), spelt)
 
     def __len__(self) -> int:
@@ -55,8 +61,8 @@ class PromptIds(Sequence[int]):
         return f"PromptIds({len(self)} ids)"
 
 
-def _pieces(ids: Array, before: bytes = b"") -> tuple[bytes, ...]:
-    return (before + msgspec.json.encode(ids.tolist())[1:-1],) if len(ids) else ()
+def _spelt(ids: list[int], before: bytes = b"") -> tuple[bytes, ...]:
+    return (before + msgspec.json.encode(ids)[1:-1],) if ids else ()
 
 
 def with_ids(body: dict[str, Any], field: str, ids: Sequence[int]) -> bytes:

@@ -16,7 +16,8 @@ from sandlot.trajectory.turn import Ids, Turn
 
 
 class Recorder(Protocol):
-    """Where a session's turns are kept. Blocking; called in threads, one call at a time per session."""
+    """Where a session's turns are kept. Blocking; called one at a time per session, in threads unless it is quick and
+    nobody else is served."""
 
     def turn(self, turn: Turn) -> None: ...
 

@@ -21,6 +21,7 @@ from sandlot.errors import ConfigError
 from sandlot.gateway.admission import Budget, check_room
 from sandlot.gateway.call import Policy, Recorder
 from sandlot.gateway.keys import key_digest, new_key
+from sandlot.gateway.ledger import Writers
 from sandlot.gateway.limits import GatewayLimits, SessionLimits
 from sandlot.gateway.metrics import Metrics
 from sandlot.gateway.server import agent_app
@@ -96,7 +97,7 @@ class Gateway:
         self.at_engine = Budget(self.limits.engine_tokens)
         # One renders at a time: it holds the interpreter lock for most of its time, and the event loop needs it too.
         self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sandlot-gateway")
-        self._writers = ThreadPoolExecutor(max_workers=8, thread_name_prefix="sandlot-journal")
+        self._writers = Writers(alone=lambda: not self.reading.used and not self.at_engine.used)
 
     # -- sessions -----------------------------------------------------------------------------------------------
 
@@ -145,7 +146,7 @@ class Gateway:
             gate=self._gate,
             admit=self.at_engine.wait,
             in_thread=self.in_thread,
-            in_writer=self._in_writer,
+            in_writer=self._writers.run,
             retry_delays=self.limits.engine_retry_delays,
         )
         api_key = new_key(self.worker)
@@ -274,15 +275,12 @@ class Gateway:
         """Run what takes long off the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
 
-    async def _in_writer(self, function: Callable[..., Any], *args: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._writers, function, *args)
-
     async def close(self) -> None:
         """Seal every session, stop serving."""
         await asyncio.gather(*(session.seal(self.limits.drain) for session in self.sessions.values()))
         await asyncio.gather(*(runner.cleanup() for runner in self._runners))
         self._threads.shutdown(wait=True)
-        self._writers.shutdown(wait=True)
+        self._writers.close()
 
     async def __aenter__(self) -> Gateway:
         return self

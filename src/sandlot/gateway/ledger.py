@@ -1,11 +1,13 @@
-"""The one who writes to a session's recorder: in threads, one write at a time, marks of delivery when there is time."""
+"""The one who writes to a session's recorder, one write at a time, marks of delivery when there is time."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from sandlot.gateway.call import Recorder
@@ -15,6 +17,38 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 _MARK_WITHIN_S = 0.1
 """How long a mark waits to be written together with what comes next."""
+_QUICK_S = 0.005
+"""How long a write may have taken for the next one not to need a thread."""
+
+
+class Writers:
+    """Where the writes of all sessions block: in threads, but on the event loop while it would only sleep meanwhile.
+
+    That is when nobody else is served (`alone`) and the disk was quick the last time. Putting the loop to sleep and
+    waking it costs more than a quick write. Lives on one event loop.
+    """
+
+    def __init__(self, alone: Callable[[], bool]) -> None:
+        self._alone = alone
+        self._threads = ThreadPoolExecutor(max_workers=8, thread_name_prefix="sandlot-journal")
+        self._last_s = float("inf")
+
+    async def run(self, work: Callable[..., T], *args: Any) -> T:
+        """Do blocking work."""
+        if self._last_s < _QUICK_S and self._alone():
+            return self._timed(work, *args)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._timed, work, *args)
+
+    def close(self) -> None:
+        """Wait for what is being written."""
+        self._threads.shutdown(wait=True)
+
+    def _timed(self, work: Callable[..., T], *args: Any) -> T:
+        began = time.perf_counter()
+        try:
+            return work(*args)
+        finally:
+            self._last_s = time.perf_counter() - began
 
 
 class Ledger:

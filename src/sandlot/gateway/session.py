@@ -235,9 +235,7 @@ class Session:
             if tail is not None:
                 new = ids_array(tail)
                 return self._prompts.continued(match.turn, new), new
-        whole: PromptIds = await self._in_thread(
-            lambda: PromptIds(ids_array(fmt.render(request.messages, request.tools)))
-        )
+        whole: PromptIds = await self._in_thread(lambda: PromptIds.of(fmt.render(request.messages, request.tools)))
         return whole, whole.array
 
     async def _commit(self, asked: Asked, generation: Generation) -> Told:
