@@ -8,6 +8,8 @@ import importlib.util
 import os
 import socket
 import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,7 +20,9 @@ from sandlot.sandbox.local import LocalBackend
 from sandlot.sandbox.remote import owner
 from support import fake_clouds
 
-CLOUDS = ["e2b", "modal", "daytona", "kubernetes"]
+MODAL = ["modal"] if importlib.util.find_spec("modal") else []
+"""By its official SDK with a server that speaks its wire, where Python has it."""
+CLOUDS = ["e2b", *MODAL, "daytona", "kubernetes"]
 HARBOR = ["harbor"] if importlib.util.find_spec("harbor") else []
 """Harbor's environments, where Python has Harbor; there is one for this machine, our own."""
 SDK = ["e2b-sdk"] if importlib.util.find_spec("e2b") else []
@@ -28,7 +32,7 @@ EVERYWHERE = ["local", *(pytest.param(name, marks=pytest.mark.slow) for name in 
 """Modules that name this as `BACKENDS` are run over all of them."""
 FREEZING = [
     *ON_THIS_MACHINE,
-    *(pytest.param(name, marks=pytest.mark.slow) for name in ("e2b", "modal", "daytona", *SDK)),
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("e2b", *MODAL, "daytona", *SDK)),
 ]
 """Those that keep the files of a sandbox."""
 MAKER = owner.labels(0)["sandlot.owner"]
@@ -87,10 +91,13 @@ async def open_backend(name: str) -> tuple[Any, Any]:
         local = LocalBackend()
         port = _free_port()
         cloud = fake_clouds.Cloud(local, port)
+        serving = serve(name, cloud)
+        await serving.__aenter__()
         address = f"tcp://127.0.0.1:{port}"
         backend = cloud_backend(name, cloud, advertise_url=address, bind=f"127.0.0.1:{port}", per_second=1000.0)
 
         async def end() -> None:
+            await serving.__aexit__(None, None, None)
             await cloud.close()
             await local.close()
 
@@ -131,9 +138,24 @@ async def _with_e2bs_sdk() -> tuple[Any, Any]:
     return host, end
 
 
+@asynccontextmanager
+async def serve(name: str, cloud: fake_clouds.Cloud) -> AsyncIterator[None]:
+    """What the official SDK of a cloud speaks to, where it is the SDK that is used."""
+    if name == "modal":
+        from support import modal_server
+
+        async with modal_server.serve(cloud):
+            yield
+    else:
+        yield
+
+
 def cloud_backend(name: str, cloud: fake_clouds.Cloud, **options: Any) -> SandboxBackend:
-    """The adapter of a cloud on the double of its SDK."""
+    """The adapter of a cloud on the double of its SDK, or on the SDK itself while `serve` runs."""
     backend = SANDBOXES.get(name)
+    if name == "modal":
+        cloud.gone = fake_clouds.GONE[name]
+        return cast("SandboxBackend", backend(**options))
     if name == "daytona":
         client, module = fake_clouds.daytona(cloud)
         return cast("SandboxBackend", backend(client, sdk=module, **options))

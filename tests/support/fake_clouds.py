@@ -13,11 +13,13 @@ import shlex
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 from sandlot.sandbox import Process as Running
 from sandlot.sandbox import Sandbox, SandboxSpec, Snapshot
 from sandlot.sandbox.local import LocalBackend
+from sandlot.sandbox.local.sandbox import LocalSandbox
+from support.piped import Piped
 
 GONE = {
     name: type(error, (Exception,), {})
@@ -87,17 +89,25 @@ class Cloud:
         there[1].close()
 
     async def run(self, name: str, argv: list[str], timeout: float, stdin: bytes = b"") -> tuple[int, str]:
+        self._note(name, argv)
+        result = await self.running[name].exec(argv, user="root", cwd="/", timeout=timeout, stdin=stdin)
+        if result.exit_code is None and not result.timed_out:
+            # Whoever kills all inside kills what waits there for the local backend's next command, too.
+            result = await self.running[name].exec(argv, user="root", cwd="/", timeout=timeout, stdin=stdin)
+        return (-1 if result.exit_code is None else result.exit_code), result.stdout.decode("utf-8", "replace")
+
+    def start(self, name: str, argv: list[str], seconds: float | None) -> Piped:
+        """A command whose three streams are open, and which may take some seconds."""
+        self._note(name, argv)
+        return Piped(cast("LocalSandbox", self.running[name]), argv, seconds)
+
+    def _note(self, name: str, argv: list[str]) -> None:
         if self.fail_next is not None and self.fail_on in argv[-1]:
             error, self.fail_next = self.fail_next, None
             raise error
         if name not in self.running:
             raise self.gone(name)
         self.calls.append(argv[-1])
-        result = await self.running[name].exec(argv, user="root", cwd="/", timeout=timeout, stdin=stdin)
-        if result.exit_code is None and not result.timed_out:
-            # Whoever kills all inside kills what waits there for the local backend's next command, too.
-            result = await self.running[name].exec(argv, user="root", cwd="/", timeout=timeout, stdin=stdin)
-        return (-1 if result.exit_code is None else result.exit_code), result.stdout.decode("utf-8", "replace")
 
     async def stream(self, name: str, line: str) -> Streamed:
         """A command whose stdin stays open: on a raw terminal, which carries bytes both ways."""
@@ -238,109 +248,6 @@ def _like(path: str, double: Callable[..., Any]) -> Callable[..., Any]:
 
 def _at(module: str) -> tuple[Any, Any]:
     return None, importlib.import_module(module)
-
-
-class _Aio:
-    """A method that is called as `method.aio(…)`, as Modal's are."""
-
-    def __init__(self, call: Callable[..., Any]) -> None:
-        self.aio = call
-
-
-def modal(cloud: Cloud) -> Any:
-    """The module `modal`."""
-    cloud.gone = GONE["modal"]
-    own, image = "modal.sandbox._sandbox:_Sandbox", "modal._image:_Image"
-
-    class Process:
-        def __init__(self, name: str, argv: tuple[str, ...], timeout: int) -> None:
-            self._name, self._argv, self._timeout = name, list(argv), timeout
-            self._done: tuple[int, str] | None = None
-            self._stdin = bytearray()
-            self.stdout = SimpleNamespace(read=_Aio(self._read))
-            self.wait = _Aio(self._wait)
-            self.stdin = SimpleNamespace(write=self._stdin.extend, write_eof=lambda: None, drain=_Aio(self._drain))
-
-        async def _drain(self) -> None: ...
-
-        async def _run(self) -> tuple[int, str]:
-            if self._done is None:
-                self._done = await cloud.run(self._name, self._argv, self._timeout, bytes(self._stdin))
-            return self._done
-
-        async def _read(self) -> str:
-            return (await self._run())[1]
-
-        async def _wait(self) -> int:
-            return (await self._run())[0]
-
-    class Live:
-        """A command whose stdin stays open."""
-
-        def __init__(self, command: Streamed) -> None:
-            self._command, self._waiting = command, bytearray()
-            self.stdout = command.output()
-            self.stderr = self._nothing()
-            self.stdin = SimpleNamespace(write=self._waiting.extend, write_eof=self._eof, drain=_Aio(self._drain))
-            self._ended = False
-
-        async def _nothing(self) -> AsyncIterator[bytes]:
-            for data in ():
-                yield data
-
-        def _eof(self) -> None:
-            self._ended = True
-
-        async def _drain(self) -> None:
-            data = bytes(self._waiting)
-            self._waiting.clear()
-            await self._command.send(data)
-            if self._ended:
-                await self._command.end()
-
-    def handle(name: str) -> Any:
-        async def execute(*argv: str, timeout: int | None = None, text: bool = True) -> Any:
-            if timeout is None:
-                return Live(await cloud.stream(name, shlex.join(argv)))
-            return Process(name, argv, timeout)
-
-        async def snapshot_filesystem(*, timeout: int, ttl: int) -> Any:
-            return await cloud.freeze(name)
-
-        async def get_tags() -> dict[str, str]:
-            found: dict[str, str] = cloud.created[cloud.numbers[name]]["metadata"]
-            return found
-
-        return SimpleNamespace(
-            object_id=name,
-            exec=_Aio(_like(f"{own}.exec", execute)),
-            terminate=_Aio(_like(f"{own}.terminate", lambda: cloud.end(name))),
-            snapshot_filesystem=_Aio(_like(f"{own}.snapshot_filesystem", snapshot_filesystem)),
-            get_tags=_Aio(_like(f"{own}.get_tags", get_tags)),
-        )
-
-    async def create(
-        *argv: str, app: Any, image: str, timeout: int, env: dict[str, str], tags: dict[str, str], **other: Any
-    ) -> Any:
-        assert argv == ("sleep", "infinity")
-        assert timeout <= 86_400
-        return handle(await cloud.boot(image=image, seconds=timeout, env=env, metadata=tags, **other))
-
-    async def lookup(name: str, *, create_if_missing: bool) -> Any:
-        return SimpleNamespace(app_id=f"ap-{name}")
-
-    async def listed(*, app_id: str) -> AsyncIterator[Any]:
-        for name in cloud.running:
-            yield handle(name)
-
-    return SimpleNamespace(
-        App=SimpleNamespace(lookup=_Aio(_like("modal.app:_App.lookup", lookup))),
-        Image=SimpleNamespace(
-            from_registry=_like(f"{image}.from_registry", lambda name: name),
-            from_dockerfile=_like(f"{image}.from_dockerfile", lambda path, *, context_dir: f"{path} in {context_dir}"),
-        ),
-        Sandbox=SimpleNamespace(create=_Aio(_like(f"{own}.create", create)), list=_Aio(_like(f"{own}.list", listed))),
-    )
 
 
 def daytona(cloud: Cloud) -> tuple[Any, Any]:
