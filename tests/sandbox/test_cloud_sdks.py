@@ -1,4 +1,4 @@
-"""The clouds' own SDKs, in an environment of theirs: the doubles take only what these take, and E2B's speaks its wire.
+"""The clouds' own SDKs, in an environment of theirs: they speak to servers of ours, and doubles take what they take.
 
 `SANDLOT_TEST_CLOUDS_PYTHON` names its interpreter; `tools/clouds-env.sh` makes it.
 """
@@ -25,8 +25,8 @@ pytestmark = [
     ("modules", "only", "least"),
     [
         (("test_clouds.py",), "", 36),
-        (("test_e2b_inside.py",), "", 3),
-        (("test_sandbox_exec.py", "test_sandbox_ends.py", "test_sandbox_snapshot.py"), "e2b-sdk", 30),
+        (("test_e2b_inside.py", "test_modal_inside.py"), "", 10),
+        (("test_sandbox_exec.py", "test_sandbox_ends.py", "test_sandbox_snapshot.py"), "e2b-sdk or modal", 60),
     ],
 )
 def test_the_adapters_with_the_sdks(modules: tuple[str, ...], only: str, least: int) -> None:

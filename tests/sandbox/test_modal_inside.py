@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -12,6 +13,7 @@ import pytest_asyncio
 pytest.importorskip("modal", reason="Modal's SDK is not installed here")
 
 from grpclib import GRPCError, Status
+from modal_proto import api_pb2
 
 from sandlot.errors import SandboxError, SandboxLostError, SandboxUnavailableError
 from sandlot.sandbox import SandboxSpec
@@ -65,10 +67,10 @@ async def test_a_lost_answer_starts_nothing_twice(backend: ModalBackend, monkeyp
     lost: list[str] = []
     start = modal_server.CommandRouter.TaskExecStart
 
-    async def lose(self: modal_server.CommandRouter, request: object) -> object:
+    async def lose(self: modal_server.CommandRouter, request: Any) -> Any:
         answer = await start(self, request)
-        if request.exec_id not in lost:  # type: ignore[attr-defined]
-            lost.append(request.exec_id)  # type: ignore[attr-defined]
+        if request.exec_id not in lost:
+            lost.append(request.exec_id)
             raise GRPCError(Status.UNAVAILABLE, "the answer was lost")
         return answer
 
@@ -88,6 +90,38 @@ async def test_a_dockerfile_is_sent_with_its_directory(backend: ModalBackend, cl
         assert asked["context"]["/below/code.txt"] == b"the code\n"
 
 
+async def test_long_commands_and_any_bytes_pass(backend: ModalBackend) -> None:
+    async with await backend.create(SPEC) as sandbox:
+        for size in (20_000, 50_000, 100_000):
+            assert (
+                await sandbox.exec(["sh", "-c", 'printf %s "$1" | wc -c', "sh", "x" * size])
+            ).stdout == b"%d\n" % size
+        data = bytes(range(256)) * 20_000
+        await sandbox.write_file("data", data)
+        assert await sandbox.read_file("data") == data
+        assert (await sandbox._call(r"printf '\377\n'", 10.0)) == (0, "\ufffd\n")
+
+
+async def test_what_ended_while_it_was_listed_is_passed_over(
+    backend: ModalBackend, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await backend.create(SPEC)
+    async with await backend.create(SPEC) as sandbox:
+        cloud.created[1]["metadata"]["sandlot.until"] = "1000"
+        tags = modal_server.ControlPlane.SandboxTagsGetV2
+
+        async def end(self: modal_server.ControlPlane, request: Any) -> Any:
+            if request.sandbox_id != sandbox.id:
+                await cloud.end(request.sandbox_id)
+                raise cloud.gone(request.sandbox_id)
+            return await tags(self, request)
+
+        monkeypatch.setattr(modal_server.ControlPlane, "SandboxTagsGetV2", end)
+        assert await backend.sweep() == 1
+        with pytest.raises(SandboxLostError, match="gone"):
+            await sandbox.exec(["true"])
+
+
 async def test_errors_of_the_sdk_are_told(backend: ModalBackend, cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
     async def refuse(**how: object) -> str:
         raise OSError("the quota is used up")
@@ -96,8 +130,15 @@ async def test_errors_of_the_sdk_are_told(backend: ModalBackend, cloud: Cloud, m
         context.setattr(cloud, "boot", refuse)
         with pytest.raises(SandboxError, match="the quota is used up"):
             await backend.create(SPEC)
-    with pytest.raises(SandboxUnavailableError):
-        await backend.create(SandboxSpec(image="/some/file"))
+    failed = api_pb2.GenericResult(status=api_pb2.GenericResult.GENERIC_STATUS_FAILURE, exception="no such file")
+
+    async def fail(self: modal_server.ControlPlane, request: Any) -> Any:
+        return api_pb2.ImageGetOrCreateResponse(image_id="im-none", result=failed)
+
+    with monkeypatch.context() as context:
+        context.setattr(modal_server.ControlPlane, "ImageGetOrCreate", fail)
+        with pytest.raises(SandboxUnavailableError, match=r"cannot build the image.*no such file"):
+            await backend.create(SPEC)
     async with await backend.create(SPEC) as sandbox:
         with monkeypatch.context() as context:
             context.setattr(modal_server.CommandRouter, "let_in", lambda self, metadata: False)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from sandlot.errors import MissingDependencyError, SandboxError, SandboxLostError
+from sandlot.errors import MissingDependencyError, SandboxError, SandboxLostError, SandboxUnavailableError
 from sandlot.sandbox.base import SandboxSpec
 from sandlot.sandbox.remote import owner
 from sandlot.sandbox.remote.cloud import DOCKERFILE, CloudBackend
@@ -22,9 +22,10 @@ class _Machine(Machine):
 
     async def call(self, line: str, seconds: float) -> tuple[int, str]:
         try:
-            process = await self._sandbox.exec.aio("sh", "-c", line, timeout=int(seconds) + 1)
-            said = await process.stdout.read.aio()
-            return int(await process.wait.aio()), str(said)
+            # As text, bytes that are none would be refused.
+            process = await self._sandbox.exec.aio("sh", "-c", line, text=False, timeout=int(seconds) + 1)
+            said = bytes(await process.stdout.read.aio())
+            return int(await process.wait.aio()), said.decode("utf-8", "replace")
         except Exception as error:  # the SDK's classes are not ours to import
             raise _ours(error) from error
 
@@ -116,12 +117,10 @@ class ModalBackend(CloudBackend):
                 network = {"outbound_cidr_allowlist": [f"{self.tunnel.host}/32"]}
         limits, source = spec.limits, self.source(spec)
         try:
-            async with self._looking:
-                self._app = self._app or await sdk.App.lookup.aio(self._app_name, create_if_missing=True)
             sandbox = await sdk.Sandbox.create.aio(
                 "sleep",
                 "infinity",
-                app=self._app,
+                app=await self._looked_up(),
                 image=self._image(source),
                 tags=dict(labels),
                 timeout=min(int(limits.wall_clock), 86_400),
@@ -144,22 +143,40 @@ class ModalBackend(CloudBackend):
 
     async def dead(self) -> list[Machine]:
         """See `CloudBackend.dead`."""
-        sdk = self._sdk()
-        self._app = self._app or await sdk.App.lookup.aio(self._app_name, create_if_missing=True)
         found: list[Machine] = []
-        async for one in sdk.Sandbox.list.aio(app_id=self._app.app_id):
-            if owner.is_dead(await one.get_tags.aio()):
-                found.append(_Machine(one))
+        try:
+            app = await self._looked_up()
+            async for one in self._sdk().Sandbox.list.aio(app_id=app.app_id):
+                if owner.is_dead(await _tags(one)):
+                    found.append(_Machine(one))
+        except Exception as error:
+            raise _ours(error) from error
         return found
 
     async def examine(self) -> str:
         """See `CloudBackend.examine`."""
-        app = await self._sdk().App.lookup.aio(self._app_name, create_if_missing=True)
-        return f"app {app.app_id}"
+        return f"app {(await self._looked_up()).app_id}"
+
+    async def _looked_up(self) -> Any:
+        async with self._looking:
+            self._app = self._app or await self._sdk().App.lookup.aio(self._app_name, create_if_missing=True)
+        return self._app
+
+
+async def _tags(sandbox: Any) -> Mapping[str, str]:
+    try:
+        tags: Mapping[str, str] = await sandbox.get_tags.aio()
+    except Exception as error:  # it may have ended since it was listed
+        if isinstance(_ours(error), SandboxLostError):
+            return {}
+        raise
+    return tags
 
 
 def _ours(error: Exception) -> SandboxError:
     name = type(error).__name__
     if name in ("NotFoundError", "SandboxTerminatedError", "SandboxTimeoutError"):
         return SandboxLostError(f"the modal sandbox is gone: {error}")
+    if name == "ImageBuildError":
+        return SandboxUnavailableError(f"modal cannot build the image: {' '.join(str(error).split())}")
     return SandboxError(f"modal: {name}: {error}", retryable=name not in ("AuthError", "InvalidError"))

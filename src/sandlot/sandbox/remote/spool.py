@@ -18,7 +18,8 @@ from sandlot.errors import SandboxError, SandboxLostError
 DIRECTORY = "/tmp/.sandlot"
 """Of root, and closed to everybody else."""
 _PIECE = 1 << 20
-_ARGUMENT = 64 << 10
+_ARGUMENT = 32 << 10
+"""Bytes of a script that go as an argument, in base64: Modal takes 64 KiB of arguments."""
 _LEFTOVER_SECONDS = 0.5
 _PAUSES = (0.05, 1.5)
 _FAULTS = 5
