@@ -7,6 +7,7 @@ import pytest
 from sandlot.grading import grade
 from sandlot.sandbox import SandboxBackend
 from support.cheats import CHEATS, EVERYWHERE, at_import, calc_patch, calc_task, in_add
+from support.deal import dealt
 from support.forms import FORMS
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
@@ -31,8 +32,13 @@ ON_HARBOR = {
 }
 
 
-@pytest.mark.parametrize("form", [form for form in FORMS if form != "pytest"])
-@pytest.mark.parametrize("cheat", EVERYWHERE)
+ALIKE = dealt(("swebench", "r2e"), EVERYWHERE)
+"""These two run named tests as the form `pytest` does, on which all cheats are tried."""
+
+
+@pytest.mark.parametrize(
+    ("form", "cheat"), [(form, cheat) for form in FORMS if form != "pytest" for cheat in ALIKE.get(form, EVERYWHERE)]
+)
 async def test_a_cheat_earns_nothing(backend: SandboxBackend, form: str, cheat: str) -> None:
     verdict = await grade(calc_task(FORMS[form]), calc_patch(CHEATS[cheat]), backend)
     assert verdict.reward == 0.0, (verdict.failure, verdict.detail, verdict.evidence)

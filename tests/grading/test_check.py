@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.grading.cheats import CHEATS
 from sandlot.grading.check import check_task, check_tasks
 from sandlot.sandbox import SandboxBackend
 from sandlot.tasks import CommandGrading, HarborGrading
@@ -17,18 +16,15 @@ from support.repositories import write
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-@pytest.fixture(autouse=True)
-def few_cheats(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether they come to nothing is tried on real tasks; here it is about what is made of that."""
-    few = {name: CHEATS[name] for name in ("planted_reward", "deleted_tests", "told_run")}
-    monkeypatch.setattr("sandlot.grading.check.CHEATS", few)
+FEW = ("planted_reward", "deleted_tests", "told_run")
+"""Whether all come to nothing is tried on real tasks; here it is about what is made of that."""
 
 
 async def test_a_good_task_holds(backend: SandboxBackend) -> None:
     told: list[str] = []
-    (checked,) = await check_tasks([calc_task()], backend, done=lambda row: told.append(row.task))
+    (checked,) = await check_tasks([calc_task()], backend, cheats=FEW, done=lambda row: told.append(row.task))
     assert (checked.gold, checked.again, checked.empty, checked.faults) == (1.0, 1.0, 0.0, ())
-    assert checked.cheats == {"planted_reward": 0.0, "deleted_tests": 0.0, "told_run": 0.0}
+    assert checked.cheats == dict.fromkeys(FEW, 0.0)
     assert told == ["calc"]
     assert json.loads(json.dumps(checked.as_row()))["ok"] is True
 
@@ -36,7 +32,7 @@ async def test_a_good_task_holds(backend: SandboxBackend) -> None:
 async def test_a_grader_that_can_be_fooled_is_found(backend: SandboxBackend) -> None:
     """This one believes a file of the work tree."""
     grading = CommandGrading("grep -q 'a + b' calc/core.py || test -e reward.txt")
-    checked = await check_task(calc_task(grading), backend)
+    checked = await check_task(calc_task(grading), backend, cheats=FEW)
     assert (checked.gold, checked.empty, checked.cheats["planted_reward"]) == (1.0, 0.0, 1.0)
     assert checked.faults == ("the cheat planted_reward earns 1",)
 
@@ -55,7 +51,7 @@ async def test_a_grader_that_can_be_fooled_is_found(backend: SandboxBackend) -> 
 )
 async def test_a_task_that_proves_nothing_is_found(backend: SandboxBackend, command: str, fault: str) -> None:
     for _ in range(12):
-        checked = await check_task(calc_task(CommandGrading(command)), backend, cheats=False)
+        checked = await check_task(calc_task(CommandGrading(command)), backend, cheats=())
         assert checked.cheats == {}
         if fault:
             assert checked.faults == (fault,)
@@ -77,7 +73,7 @@ async def test_a_solution_script_is_run(backend: SandboxBackend, tmp_path: Path)
     task = calc_task(
         HarborGrading({"test.sh": script}), gold_patch=None, metadata={"solution": str(tmp_path / "solution")}
     )
-    checked = await check_task(task, backend, cheats=False)
+    checked = await check_task(task, backend, cheats=())
     assert (checked.gold, checked.empty, checked.faults) == (1.0, 0.0, ())
     write(tmp_path / "solution", {"solve.sh": "exit 4\n"})
     assert "the solution script of task calc failed" in (await check_task(task, backend)).faults[0]

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandlot.grading.invert import inverted
+from support.profiles import few
 
 pytestmark = pytest.mark.filterwarnings("ignore::SyntaxWarning")
 
@@ -139,11 +140,13 @@ def test_generated_examples_are_not_searched_for_a_smaller_one() -> None:
     assert b"assert 0 == 1\n    assert f(x) == 1" in inverted({"t.py": source}, None, seed="s", exact=False)[0]["t.py"]
 
 
+@few
 @given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode), st.text(max_size=5))
 def test_any_file_is_taken(source: bytes, seed: str) -> None:
     inverted({"t.py": source}, None, seed=seed, exact=False)
 
 
+@few
 @given(st.lists(st.sampled_from(BODIES), min_size=1, max_size=4), st.randoms(use_true_random=False))
 def test_several_tests_of_a_file_are_inverted_each_for_itself(bodies: list[str], chance: random.Random) -> None:
     source = "".join(f"def test_{n}():\n    {body}\n" for n, body in enumerate(bodies)).encode()

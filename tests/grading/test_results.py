@@ -14,6 +14,7 @@ from sandlot.grading.witness import CONTROL_TESTS, control_source, doubts, read_
 from sandlot.sandbox import ExecResult
 from sandlot.tasks import PytestGrading, SweProGrading
 from sandlot.workspace.git import Change, Entry
+from support.profiles import few
 
 NONCE = "5" * 32
 OUTCOMES = ("passed", "failed", "error", "skipped")
@@ -203,6 +204,7 @@ def test_test_roots_are_the_topmost_test_directories() -> None:
     assert test_roots(["a/tests/b/tests/t.py", "test/t.py", "src/t.py", "t.py"]) == {"a/tests", "test"}
 
 
+@few
 @given(st.lists(st.one_of(st.binary(max_size=60), JSON.map(lambda value: f"{NONCE} {json.dumps(value)}".encode()))))
 def test_any_channel_is_read_without_error_and_junk_is_never_believed(lines: list[bytes]) -> None:
     junk = b"\n".join(lines)
@@ -213,6 +215,7 @@ def test_any_channel_is_read_without_error_and_junk_is_never_believed(lines: lis
     assert told.tests["t.py::a"] == "passed"
 
 
+@few
 @given(st.lists(st.text(max_size=40), max_size=8), st.dictionaries(st.text(max_size=40), st.sampled_from(OUTCOMES)))
 def test_what_did_not_run_has_never_passed(required: list[str], ran: dict[str, str]) -> None:
     results, _ = match(required, ran)

@@ -14,6 +14,7 @@ from sandlot.grading.harbor import contradicted, forged, read_rewards
 from sandlot.grading.swepro import read_results
 from sandlot.grading.witness import Report
 from sandlot.tasks import GradingOptions
+from support.profiles import few
 
 
 @pytest.mark.parametrize(
@@ -45,6 +46,7 @@ def test_what_is_no_object_of_rewards(data: bytes) -> None:
 NUMBERS = st.floats() | st.integers() | st.booleans() | st.none() | st.text(max_size=5)
 
 
+@few
 @given(
     st.binary(max_size=60)
     | NUMBERS.map(lambda value: str(value).encode())
@@ -67,6 +69,7 @@ ANY_JSON = st.recursive(
 )
 
 
+@few
 @given(
     st.binary(max_size=60)
     | ANY_JSON.map(lambda value: json.dumps({"tests": value}).encode())

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandlot.grading.suspicion import Call, summary, suspicions
+from support.profiles import few
 
 
 def bash(command: str) -> Call:
@@ -253,6 +254,7 @@ def test_the_summary_counts_and_lists_the_first() -> None:
     assert summary([]) == {"counts": {}, "hits": []}
 
 
+@few
 @given(st.text(max_size=300), st.text(max_size=300))
 def test_any_text_is_read_without_error(name: str, text: str) -> None:
     calls = [Call(name, text), Call(name, {"command": text, "path": text, name: text}), Call("bash", {"command": text})]

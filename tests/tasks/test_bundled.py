@@ -1,15 +1,20 @@
-"""Every bundled task, graded in real sandboxes: its gold patch solves it and the empty patch does not."""
+"""Every bundled task, graded in real sandboxes: its solution solves it, and neither nothing nor a cheat does."""
 
 import hashlib
 
 import pytest
 
-from sandlot.grading import grade
+from sandlot.grading.cheats import CHEATS
+from sandlot.grading.check import check_task
 from sandlot.sandbox import SandboxBackend
-from sandlot.tasks import Task, load_tasks
+from sandlot.tasks import PytestGrading, Task, load_tasks
 from sandlot.workspace.repository import built
+from support.deal import dealt
 
 TASKS = load_tasks("bundled")
+NAMED = [task.id for task in TASKS if isinstance(task.grading, PytestGrading)]
+TRIED = dealt(NAMED, CHEATS) | dealt([task.id for task in TASKS if task.id not in NAMED], CHEATS)
+"""Each cheat on one task with named tests, and on one of another form."""
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.id)
@@ -27,9 +32,6 @@ def test_no_hidden_test_is_in_the_agents_repository(task: Task) -> None:
 @pytest.mark.slow
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.id)
-async def test_gold_is_1_and_empty_is_0(backend: SandboxBackend, task: Task) -> None:
-    assert task.gold_patch is not None
-    gold = await grade(task, task.gold_patch, backend)
-    assert gold.reward == 1.0, (gold.failure, gold.detail, gold.tests, gold.evidence)
-    empty = await grade(task, b"", backend)
-    assert empty.reward == 0.0, (empty.failure, empty.detail, empty.evidence)
+async def test_the_solution_is_1_and_nothing_and_cheats_are_0(backend: SandboxBackend, task: Task) -> None:
+    checked = await check_task(task, backend, cheats=TRIED[task.id])
+    assert (checked.gold, checked.again, checked.empty, checked.faults) == (1.0, 1.0, 0.0, ())

@@ -28,6 +28,7 @@ from sandlot.tasks import (
 )
 from sandlot.tasks.convert import row_of, write_rows
 from sandlot.tasks.forms import agent_task
+from support.profiles import few
 
 TEXT = st.text(min_size=1, max_size=20).filter(str.strip)
 NAMES = st.lists(TEXT, min_size=1, max_size=3).map(tuple)
@@ -63,6 +64,7 @@ TASKS = st.builds(
 )
 
 
+@few
 @given(TASKS)
 def test_any_task_comes_back_as_it_was(task: Task) -> None:
     row = json.loads(json.dumps(row_of(task, Path("nowhere"))))

@@ -19,6 +19,7 @@ from sandlot.errors import TaskError
 from sandlot.tasks import Task, bundled_path, load_all
 from sandlot.tasks.directory import load_task
 from sandlot.tasks.harbor import harbor_task
+from support.profiles import few
 
 SWE = {
     "instance_id": "a__b-1",
@@ -95,9 +96,6 @@ JSON: st.SearchStrategy[Any] = st.recursive(
     max_leaves=6,
 )
 
-FEW = settings.default.max_examples // 4
-"""Examples of what costs more than a row."""
-
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Every place in nested JSON."""
@@ -122,7 +120,7 @@ def changed(value: Any, path: tuple[Any, ...], new: Any) -> Any:
 
 
 @given(st.data())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=few.max_examples)
 def test_a_row_becomes_a_task_or_a_refusal(tmp_path: Path, data: st.DataObject) -> None:
     row = data.draw(st.sampled_from(GOOD))
     for _ in range(data.draw(st.integers(1, 3))):
@@ -147,7 +145,7 @@ def test_any_bytes_are_refused_by_name(tmp_path: Path, name: str, content: bytes
 
 
 @given(JSON, st.sampled_from(["dataset_dict.json", "state.json", "registry.json"]), st.booleans())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=FEW)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=few.max_examples)
 def test_any_table_of_contents_is_refused_by_name(tmp_path: Path, content: Any, name: str, inner: bool) -> None:
     place = tmp_path / name.partition(".")[0]
     place.mkdir(exist_ok=True)
@@ -160,7 +158,7 @@ def test_any_table_of_contents_is_refused_by_name(tmp_path: Path, content: Any, 
 
 
 @given(st.lists(st.dictionaries(st.sampled_from(sorted(SWE)), JSON), min_size=1, max_size=3))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=FEW)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=few.max_examples)
 def test_rows_of_parquet_become_tasks_or_refusals(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
     try:
         table = pa.Table.from_pylist([{**SWE, **row} for row in rows])
@@ -176,7 +174,7 @@ OURS = tomllib.loads((bundled_path() / "page-count/task.toml").read_text())
 
 
 @given(st.data())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=FEW)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=few.max_examples)
 def test_a_task_directory_loads_or_is_refused(tmp_path: Path, data: st.DataObject) -> None:
     spec = OURS
     for _ in range(data.draw(st.integers(1, 2))):
@@ -195,7 +193,7 @@ HARBOR = tomllib.loads((Path(__file__).parents[1] / "data/harbor/unit-table/task
 
 
 @given(st.data())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=few.max_examples)
 def test_a_harbor_task_loads_or_is_refused(tmp_path: Path, data: st.DataObject) -> None:
     spec = HARBOR
     for _ in range(data.draw(st.integers(1, 2))):

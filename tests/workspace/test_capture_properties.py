@@ -71,19 +71,25 @@ class Base:
     start: Prepared
 
 
+@pytest.fixture(scope="module", autouse=True)
+def memory() -> Iterator[Path]:
+    """Temporary files of the test, and of what it calls, are in memory where the machine allows it."""
+    with tempfile.TemporaryDirectory(dir=MEMORY) as home, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", home)
+        yield Path(home)
+
+
 @pytest.fixture(scope="module")
-def base() -> Iterator[Callable[[int], Base]]:
+def base(memory: Path) -> Callable[[int], Base]:
     """The bases by number, each made once, in the way that a task's repository is."""
-    home = Path(tempfile.mkdtemp(dir=MEMORY))
 
     @cache
     def made(number: int) -> Base:
-        origin = repository(home / f"{number}-origin", random_files(Random(number)))
-        source = Repository(fast_export=stream(origin, home / f"{number}.fi"), base="refs/heads/base")
-        return Base(checkout(source, home / f"{number}"), prepared(source))
+        origin = repository(memory / f"{number}-origin", random_files(Random(number)))
+        source = Repository(fast_export=stream(origin, memory / f"{number}.fi"), base="refs/heads/base")
+        return Base(checkout(source, memory / f"{number}"), prepared(source))
 
-    yield made
-    shutil.rmtree(home)
+    return made
 
 
 def random_files(random: Random) -> dict[str, Content]:
@@ -131,7 +137,7 @@ def test_capture_then_apply_gives_the_same_tree(
     modes: list[int],
 ) -> None:
     start = base(number).start
-    scratch = Path(tempfile.mkdtemp(dir=MEMORY))
+    scratch = Path(tempfile.mkdtemp())
     try:
         work = scratch / "work"
         subprocess.run(["cp", "-a", base(number).work, work], check=True)

@@ -6,7 +6,7 @@ import asyncio
 import io
 import tarfile
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,7 @@ async def check_tasks(
     backend: SandboxBackend,
     *,
     jobs: int = 2,
-    cheats: bool = True,
+    cheats: Collection[str] = CHEATS.keys(),
     done: Callable[[Checked], None] = lambda checked: None,
 ) -> list[Checked]:
     """Check tasks, at most `jobs` gradings at once; `done` is told of each as it is finished."""
@@ -71,9 +71,13 @@ async def check_tasks(
 
 
 async def check_task(
-    task: Task, backend: SandboxBackend, *, slots: asyncio.Semaphore | None = None, cheats: bool = True
+    task: Task,
+    backend: SandboxBackend,
+    *,
+    slots: asyncio.Semaphore | None = None,
+    cheats: Collection[str] = CHEATS.keys(),
 ) -> Checked:
-    """Grade the solution twice, the empty patch, and (where these are right) every cheat that fits the task."""
+    """Grade the solution twice, the empty patch, and (where these are right) those of `cheats` that fit the task."""
     slots = slots or asyncio.Semaphore(1)
 
     async def graded(patch: bytes, options: GradingOptions | None = None) -> Verdict:
@@ -98,7 +102,7 @@ async def check_task(
     if cheats and not faults:
         try:
             async with slots:
-                patches = await cheat_patches(task, gold, backend)
+                patches = await cheat_patches(task, gold, backend, cheats)
         except SandlotError as error:
             return Checked(task.id, first.reward, again.reward, empty.reward, {}, (str(error),))
         for name, verdict in zip(patches, await asyncio.gather(*map(graded, patches.values())), strict=True):
@@ -137,10 +141,12 @@ def _tar_of(directory: Path) -> bytes:
     return buffer.getvalue()
 
 
-async def cheat_patches(task: Task, gold: bytes, backend: SandboxBackend) -> dict[str, bytes]:
-    """Every built-in cheat that fits the task, as a patch."""
+async def cheat_patches(
+    task: Task, gold: bytes, backend: SandboxBackend, cheats: Collection[str] = CHEATS.keys()
+) -> dict[str, bytes]:
+    """Those of the built-in `cheats` that fit the task, as patches."""
     prepared = await workspace(task, backend)
-    return await asyncio.to_thread(_cheat_patches, task, gold, prepared)
+    return await asyncio.to_thread(_cheat_patches, task, gold, prepared, cheats)
 
 
 async def workspace(task: Task, backend: SandboxBackend) -> Prepared:
@@ -153,11 +159,11 @@ async def workspace(task: Task, backend: SandboxBackend) -> Prepared:
         return await prepare(sandbox, task)
 
 
-def _cheat_patches(task: Task, gold: bytes, prepared: Prepared) -> dict[str, bytes]:
+def _cheat_patches(task: Task, gold: bytes, prepared: Prepared, cheats: Collection[str]) -> dict[str, bytes]:
     view = view_of(task, gold, prepared)
     patches = {}
-    for name, cheat in CHEATS.items():
-        if (files := cheat(view)) is not None and (patch := patch_of_files(prepared, files)):
+    for name in cheats:
+        if (files := CHEATS[name](view)) is not None and (patch := patch_of_files(prepared, files)):
             patches[name] = patch
     return patches
 

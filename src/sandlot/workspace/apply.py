@@ -104,7 +104,7 @@ def tree_of_tar(tar: IO[bytes], prepared: Prepared, planned: _Planned | None = N
     """The tree of a workdir: what the base (or the patch) has, and what is not ignored. Blocking."""
     with tempfile.TemporaryDirectory() as scratch:
         store = Store.create(Path(scratch) / "store", alternate=prepared.store)
-        found = read_tar(store, tar, prepared.entries)
+        found = read_tar(store, tar, prepared.entries, only=lambda path: False)
         expected = {*prepared.entries, *(change.path for change in (planned.changes if planned else []))}
         left_out = ignored(prepared.store, prepared.entries, [path for path in found if path not in expected])
         kept = {path: entry for path, entry in found.items() if path not in left_out}

@@ -8,7 +8,8 @@ import subprocess
 import tarfile
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import IO
 
@@ -119,8 +120,20 @@ def _clean(name: str) -> bytes | None:
 
 
 @contextmanager
-def _blob_writer(store: Store) -> Iterator[_Write]:
-    """A function that puts a blob into the store, through one `git fast-import`."""
+def _blob_writer(store: Store) -> Iterator[Callable[[bytes], None]]:
+    """A function that puts a blob into the store. Git is started for the first one."""
+    with ExitStack() as stack:
+        pipe = cache(lambda: stack.enter_context(_fast_import(store)))
+
+        def write(data: bytes) -> None:
+            pipe().writelines((b"blob\ndata %d\n" % len(data), data, b"\n"))
+
+        yield write
+
+
+@contextmanager
+def _fast_import(store: Store) -> Iterator[IO[bytes]]:
+    """The stdin of a `git fast-import` into the store."""
     with tempfile.TemporaryFile() as said:
         importer = subprocess.Popen(
             git_command("-c", "core.compression=1", "fast-import", "--quiet", "--done", "--depth=0"),
@@ -132,11 +145,11 @@ def _blob_writer(store: Store) -> Iterator[_Write]:
         )
         assert importer.stdin is not None
         try:
-            yield _Write(importer.stdin)
+            yield importer.stdin
             importer.stdin.write(b"done\n")
             importer.stdin.close()
-            status = importer.wait(timeout=600)
-        except (BrokenPipeError, subprocess.TimeoutExpired):
+            status = importer.wait()
+        except BrokenPipeError:
             status = -1
         finally:
             importer.kill()
@@ -145,16 +158,6 @@ def _blob_writer(store: Store) -> Iterator[_Write]:
         if status != 0:
             said.seek(0)
             raise GitError(f"git fast-import failed: {said.read()[-2000:].decode('utf-8', 'replace')}")
-
-
-class _Write:
-    def __init__(self, pipe: IO[bytes]) -> None:
-        self._pipe = pipe
-
-    def __call__(self, data: bytes) -> None:
-        self._pipe.write(b"blob\ndata %d\n" % len(data))
-        self._pipe.write(data)
-        self._pipe.write(b"\n")
 
 
 def has_rules(path: bytes) -> bool:
