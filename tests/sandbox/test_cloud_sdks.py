@@ -25,7 +25,7 @@ pytestmark = [
     ("modules", "only", "least"),
     [
         (("test_clouds.py",), "", 36),
-        (("test_e2b_inside.py", "test_modal_inside.py"), "", 10),
+        (("test_e2b_inside.py", "test_modal_inside.py"), "", 9),
         (("test_sandbox_exec.py", "test_sandbox_ends.py", "test_sandbox_snapshot.py"), "e2b-sdk or modal", 60),
     ],
 )

@@ -143,10 +143,10 @@ class ModalBackend(CloudBackend):
 
     async def dead(self) -> list[Machine]:
         """See `CloudBackend.dead`."""
-        found: list[Machine] = []
+        sdk, found = self._sdk(), list[Machine]()
         try:
             app = await self._looked_up()
-            async for one in self._sdk().Sandbox.list.aio(app_id=app.app_id):
+            async for one in sdk.Sandbox.list.aio(app_id=app.app_id):
                 if owner.is_dead(await _tags(one)):
                     found.append(_Machine(one))
         except Exception as error:
