@@ -1,4 +1,4 @@
-"""The clouds' own SDKs, in an environment of theirs: they speak to servers of ours, and doubles take what they take.
+"""The clouds' own SDKs, in an environment of theirs: they speak to servers of ours.
 
 `SANDLOT_TEST_CLOUDS_PYTHON` names its interpreter; `tools/clouds-env.sh` makes it.
 """
@@ -21,12 +21,19 @@ pytestmark = [
 ]
 
 
+CALLS = ("test_sandbox_exec.py", "test_sandbox_ends.py", "test_sandbox_snapshot.py")
+INSIDE = ("test_e2b_inside.py", "test_modal_inside.py", "test_daytona_inside.py", "test_kubernetes_inside.py")
+
+
 @pytest.mark.parametrize(
     ("modules", "only", "least"),
     [
         (("test_clouds.py",), "", 36),
-        (("test_e2b_inside.py", "test_modal_inside.py"), "", 9),
-        (("test_sandbox_exec.py", "test_sandbox_ends.py", "test_sandbox_snapshot.py"), "e2b-sdk or modal", 60),
+        (INSIDE, "", 20),
+        (CALLS, "e2b-sdk", 30),
+        ((*CALLS, "test_sandbox_files.py"), "modal", 45),
+        ((*CALLS, "test_sandbox_files.py"), "daytona", 45),
+        ((*CALLS, "test_sandbox_files.py"), "kubernetes", 45),
     ],
 )
 def test_the_adapters_with_the_sdks(modules: tuple[str, ...], only: str, least: int) -> None:

@@ -17,7 +17,7 @@ from sandlot.sandbox import SANDBOXES, Layer, Limits, SandboxSpec, make_backend
 from sandlot.sandbox.local import LocalBackend
 from sandlot.sandbox.remote import owner
 from sandlot.sandbox.remote.tunnel import Tunnel
-from support.backends import CLOUDS, MODAL, _free_port, cloud_backend, serve
+from support.backends import CLOUDS, DAYTONA, MODAL, _free_port, cloud_backend, serve
 from support.fake_clouds import Cloud
 
 pytestmark = [
@@ -27,6 +27,8 @@ pytestmark = [
 
 Making = Callable[..., Any]
 SPEC = SandboxSpec(image="some-image", env={"GIVEN": "1"}, labels={"run": "r1"}, limits=Limits(wall_clock=7200))
+BROKE = "the connection broke|Server disconnected|Failed to communicate"
+"""In the words of each SDK."""
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
@@ -60,7 +62,7 @@ async def test_what_is_asked_of_the_cloud(cloud: Cloud, name: str) -> None:
         rule = {
             "e2b": asked.get("network") == {"deny_out": ["0.0.0.0/0"]},
             "modal": asked.get("block_network") is True,
-            "daytona": asked.get("network_block_all") is True,
+            "daytona": asked.get("networkBlockAll") is True,
             "kubernetes": True,  # the template's
         }
         assert rule[name]
@@ -105,19 +107,13 @@ async def test_what_cannot_be_done_is_refused_at_create(cloud: Cloud, name: str,
     await backend.close()
 
 
-@pytest.mark.parametrize("name", [*MODAL, "daytona"])
+@pytest.mark.parametrize("name", [*MODAL, *DAYTONA])
 async def test_dockerfiles_are_left_to_the_clouds_that_build(cloud: Cloud, name: str, tmp_path: Path) -> None:
     text = "FROM debian:12\n"
     (tmp_path / "Dockerfile").write_text(text)
     backend = cloud_backend(name, cloud)
     async with await backend.create(SandboxSpec(image=f"dockerfile:{tmp_path}")):
-        image = cloud.created[0]["image"]
-        if name == "modal":
-            assert f"FROM {image}\n" == text
-        elif not isinstance(image, str):  # the SDK's own
-            assert image.dockerfile() == text
-        else:
-            assert image == f"{tmp_path}/Dockerfile"
+        assert f"FROM {cloud.created[0]['image']}\n" == text
     await backend.close()
 
 
@@ -161,7 +157,7 @@ async def test_a_call_that_failed_is_not_made_again(cloud: Cloud, name: str) -> 
         await sandbox.exec("echo 1 >> /workspace/count")
         before = len(cloud.calls)
         cloud.fail_next = TimeoutError("the connection broke")
-        with pytest.raises(SandboxError, match="the connection broke"):
+        with pytest.raises(SandboxError, match=BROKE):
             await sandbox.exec("echo 1 >> /workspace/count")
         assert len(cloud.calls) == before
         assert await sandbox.read_file("/workspace/count") == b"1\n"
@@ -181,14 +177,14 @@ async def test_a_look_that_failed_is_made_again_and_a_start_is_not(cloud: Cloud,
             if ends:
                 assert (await running).stdout == b"done\n"
             else:
-                with pytest.raises(SandboxError, match="the connection broke"):
+                with pytest.raises(SandboxError, match=BROKE):
                     await running
             assert cloud.fail_next is None
         assert await sandbox.read_file("/workspace/count") == b"1\n"
     await backend.close()
 
 
-@pytest.mark.parametrize("name", ["e2b", *MODAL, "daytona"])
+@pytest.mark.parametrize("name", ["e2b", *MODAL, *DAYTONA])
 async def test_what_a_dead_run_left_is_swept(cloud: Cloud, name: str) -> None:
     backend = cloud_backend(name, cloud)
     await backend.create(SPEC)
@@ -283,7 +279,7 @@ async def test_the_agent_sees_nothing_of_roots_commands(cloud: Cloud) -> None:
     await backend.close()
 
 
-WAYS = [(name, True) for name in CLOUDS] + [(name, False) for name in ("e2b", *MODAL, "daytona")]
+WAYS = [(name, True) for name in CLOUDS] + [(name, False) for name in ("e2b", *MODAL, *DAYTONA)]
 
 
 @pytest.mark.parametrize(("name", "dialled"), WAYS)
@@ -312,7 +308,7 @@ async def test_the_way_back_to_the_gateway(cloud: Cloud, name: str, dialled: boo
                 server.close()
             assert cloud.created[0].get("network", {"deny_out": ["0.0.0.0/0"]}) == {"deny_out": ["0.0.0.0/0"]}
             assert cloud.created[0].get("block_network", True)
-            assert cloud.created[0].get("network_block_all", True)
+            assert cloud.created[0].get("networkBlockAll", True)
             await backend.close()
             return
         assert not (await first.exec("cat /tmp/.sandlot/forward-9000.secret")).ok
@@ -325,7 +321,7 @@ async def test_the_way_back_to_the_gateway(cloud: Cloud, name: str, dialled: boo
     rule = {
         "e2b": cloud.created[0].get("network", {}).get("allow_out") == ["127.0.0.1"],
         "modal": cloud.created[0].get("outbound_cidr_allowlist") == ["127.0.0.1/32"],
-        "daytona": cloud.created[0].get("network_allow_list") == "127.0.0.1/32",
+        "daytona": cloud.created[0].get("networkAllowList") == "127.0.0.1/32",
         "kubernetes": True,
     }
     assert rule[name]

@@ -21,8 +21,10 @@ from sandlot.sandbox.remote import owner
 from support import fake_clouds
 
 MODAL = ["modal"] if importlib.util.find_spec("modal") else []
-"""By its official SDK with a server that speaks its wire, where Python has it."""
-CLOUDS = ["e2b", *MODAL, "daytona", "kubernetes"]
+DAYTONA = ["daytona"] if importlib.util.find_spec("daytona") else []
+KUBERNETES = ["kubernetes"] if importlib.util.find_spec("k8s_agent_sandbox") else []
+CLOUDS = ["e2b", *MODAL, *DAYTONA, *KUBERNETES]
+"""E2B's by a double of its SDK; the others, where Python has them, by the SDKs with servers that speak their wires."""
 HARBOR = ["harbor"] if importlib.util.find_spec("harbor") else []
 """Harbor's environments, where Python has Harbor; there is one for this machine, our own."""
 SDK = ["e2b-sdk"] if importlib.util.find_spec("e2b") else []
@@ -32,7 +34,7 @@ EVERYWHERE = ["local", *(pytest.param(name, marks=pytest.mark.slow) for name in 
 """Modules that name this as `BACKENDS` are run over all of them."""
 FREEZING = [
     *ON_THIS_MACHINE,
-    *(pytest.param(name, marks=pytest.mark.slow) for name in ("e2b", *MODAL, "daytona", *SDK)),
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("e2b", *MODAL, *DAYTONA, *SDK)),
 ]
 """Those that keep the files of a sandbox."""
 MAKER = owner.labels(0)["sandlot.owner"]
@@ -146,6 +148,16 @@ async def serve(name: str, cloud: fake_clouds.Cloud) -> AsyncIterator[None]:
 
         async with modal_server.serve(cloud):
             yield
+    elif name == "kubernetes":
+        from support import kubernetes_server
+
+        async with kubernetes_server.serve(cloud) as cloud.url:
+            yield
+    elif name == "daytona":
+        from support import daytona_server
+
+        async with daytona_server.serve(cloud):
+            yield
     else:
         yield
 
@@ -157,10 +169,9 @@ def cloud_backend(name: str, cloud: fake_clouds.Cloud, **options: Any) -> Sandbo
         cloud.gone = fake_clouds.GONE[name]
         return cast("SandboxBackend", backend(**options))
     if name == "daytona":
-        client, module = fake_clouds.daytona(cloud)
-        return cast("SandboxBackend", backend(client, sdk=module, **options))
+        return cast("SandboxBackend", backend(**options))
     if name == "kubernetes":
-        options["isolated"] = True
+        return cast("SandboxBackend", backend(isolated=True, router=cloud.url, **options))
     return cast("SandboxBackend", backend(getattr(fake_clouds, name)(cloud), **options))
 
 

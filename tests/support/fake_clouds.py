@@ -1,16 +1,13 @@
-"""Doubles of the clouds' SDKs: the same methods and shapes, with sandboxes of the local backend behind them."""
+"""A cloud of sandboxes of the local backend, behind the servers of clouds' wires, and a double of E2B's SDK."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-import importlib.util
-import inspect
 import itertools
 import os
 import shlex
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
@@ -43,7 +40,7 @@ class CommandExitException(Exception):
 
 @dataclass
 class Cloud:
-    """What all doubles share: the sandboxes that run, what they were created with, and every call made.
+    """What all clouds share: the sandboxes that run, what they were created with, and every call made.
 
     `tunnel_port`: a port of this machine that sandboxes reach under the same number.
     """
@@ -57,6 +54,8 @@ class Cloud:
     """Raised by the next call whose line has `fail_on` in it."""
     fail_on: str = ""
     gone: type[Exception] = Exception
+    url: str = ""
+    """Where a server of its wire is reached that is told so by an option."""
     frozen: dict[str, Snapshot] = field(default_factory=dict)
     numbers: dict[str, int] = field(default_factory=dict)
     _numbers: Any = field(default_factory=itertools.count)
@@ -228,144 +227,3 @@ def e2b(cloud: Cloud) -> Any:
             return [handle(name) for name in cloud.running]
 
     return SimpleNamespace(create=create, connect=connect, list=Pages)
-
-
-def _like(path: str, double: Callable[..., Any]) -> Callable[..., Any]:
-    """The double, which takes only what the official SDK's own function takes, where that SDK is installed."""
-    module, _, name = path.partition(":")
-    if importlib.util.find_spec(module.partition(".")[0]) is None:
-        return double
-    owner, function = functools.reduce(lambda at, part: (at[1], getattr(at[1], part)), name.split("."), _at(module))
-    bound = inspect.ismethod(function) or isinstance(inspect.getattr_static(owner, name.split(".")[-1]), staticmethod)
-    signature = inspect.signature(function)
-
-    def checked(*args: Any, **kwargs: Any) -> Any:
-        signature.bind(*(() if bound else (None,)), *args, **kwargs)
-        return double(*args, **kwargs)
-
-    return checked
-
-
-def _at(module: str) -> tuple[Any, Any]:
-    return None, importlib.import_module(module)
-
-
-def daytona(cloud: Cloud) -> tuple[Any, Any]:
-    """An `AsyncDaytona` and the module `daytona`."""
-    cloud.gone = GONE["daytona"]
-    run, account = "daytona._async.process:AsyncProcess", "daytona:AsyncDaytona"
-
-    def handle(name: str) -> Any:
-        async def execute(command: str, *, cwd: str, timeout: int) -> Any:
-            code, out = await cloud.run(name, ["sh", "-c", command], timeout)
-            return SimpleNamespace(exit_code=code, result=out)
-
-        sessions: dict[str, Streamed] = {}
-
-        async def create_session(session: str) -> None: ...
-
-        async def execute_session_command(session: str, request: Any) -> Any:
-            assert request.run_async
-            sessions[session] = await cloud.stream(name, request.command)
-            return SimpleNamespace(cmd_id=f"command-of-{session}")
-
-        async def logs(session: str, command: str, on_stdout: Any, on_stderr: Any) -> None:
-            async for data in sessions[session].output():
-                await on_stdout(data.decode())
-
-        async def send(session: str, command: str, data: str) -> None:
-            await sessions[session].send(data.encode())
-
-        async def create_snapshot(kept: str, *, timeout: float) -> None:
-            cloud.frozen[kept] = cloud.frozen.pop(await cloud.freeze(name))
-
-        process = SimpleNamespace(
-            exec=_like(f"{run}.exec", execute),
-            create_session=_like(f"{run}.create_session", create_session),
-            execute_session_command=_like(f"{run}.execute_session_command", execute_session_command),
-            get_session_command_logs_async=_like(f"{run}.get_session_command_logs_async", logs),
-            send_session_command_input=_like(f"{run}.send_session_command_input", send),
-            delete_session=_like(f"{run}.delete_session", lambda session: sessions.pop(session).end()),
-        )
-        return SimpleNamespace(
-            id=name,
-            labels=cloud.created[cloud.numbers[name]]["labels"],
-            process=process,
-            create_snapshot=_like("daytona:AsyncSandbox.create_snapshot", create_snapshot),
-            fs=SimpleNamespace(
-                upload_file=_like(
-                    "daytona._async.filesystem:AsyncFileSystem.upload_file",
-                    lambda data, path: cloud.write(name, path, data),
-                )
-            ),
-        )
-
-    async def create(params: Any, *, timeout: int) -> Any:
-        how = dict(vars(params))
-        how.setdefault("image", how.get("snapshot"))
-        return handle(await cloud.boot(**how))
-
-    async def listed() -> AsyncIterator[Any]:
-        for name in cloud.running:
-            yield handle(name)
-
-    async def close() -> None: ...
-
-    client = SimpleNamespace(
-        create=_like(f"{account}.create", create),
-        delete=_like(f"{account}.delete", lambda one: cloud.end(one.id)),
-        list=_like(f"{account}.list", listed),
-        close=close,
-        snapshot=SimpleNamespace(delete=_like("daytona._async.snapshot:AsyncSnapshotService.delete", cloud.thaw)),
-    )
-    if importlib.util.find_spec("daytona") is not None:
-        return client, importlib.import_module("daytona")  # whose classes say no to what they do not know
-    parameters = SimpleNamespace
-    module = SimpleNamespace(
-        CreateSandboxFromImageParams=parameters,
-        CreateSandboxFromSnapshotParams=parameters,
-        Image=SimpleNamespace(from_dockerfile=lambda path: path),
-        Resources=parameters,
-        SessionExecuteRequest=parameters,
-    )
-    return client, module
-
-
-def kubernetes(cloud: Cloud) -> Any:
-    """A `k8s_agent_sandbox.AsyncSandboxClient`."""
-    cloud.gone = GONE["kubernetes"]
-    own, inside = "k8s_agent_sandbox:AsyncSandboxClient", "k8s_agent_sandbox.async_sandbox:AsyncSandbox"
-    commands = "k8s_agent_sandbox.commands.async_command_executor:AsyncCommandExecutor"
-
-    def handle(name: str) -> Any:
-        async def run(command: str, *, timeout: int, command_timeout: float) -> Any:
-            code, out = await cloud.run(name, ["sh", "-c", command], command_timeout)
-            return SimpleNamespace(exit_code=code, stdout=out, stderr="", timed_out=False)
-
-        return SimpleNamespace(
-            sandbox_id=name,
-            commands=SimpleNamespace(run=_like(f"{commands}.run", run)),
-            terminate=_like(f"{inside}.terminate", lambda: cloud.end(name)),
-        )
-
-    async def create_sandbox(
-        warmpool: str,
-        *,
-        namespace: str,
-        labels: dict[str, str],
-        shutdown_after_seconds: int,
-        env: dict[str, str] | None,
-    ) -> Any:
-        how = {"image": warmpool, "seconds": shutdown_after_seconds, "metadata": labels, "env": env}
-        return handle(await cloud.boot(**how))
-
-    async def list_all_sandboxes(*, namespace: str) -> list[str]:
-        return list(cloud.running)
-
-    async def close() -> None: ...
-
-    return SimpleNamespace(
-        create_sandbox=_like(f"{own}.create_sandbox", create_sandbox),
-        list_all_sandboxes=_like(f"{own}.list_all_sandboxes", list_all_sandboxes),
-        close=close,
-    )

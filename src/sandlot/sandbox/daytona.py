@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import shlex
 import socket
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from sandlot.errors import MissingDependencyError, SandboxError, SandboxLostError
@@ -16,6 +18,7 @@ from sandlot.sandbox.remote.machine import Frozen, Machine
 from sandlot.sandbox.remote.process import HandedStream, Stream
 
 _SNAPSHOT = "snapshot:"
+_ALIVE = ("started", "snapshotting")
 _LOST = ("DaytonaNotFoundError", "DaytonaGoneError")
 _FINAL = ("DaytonaAuthenticationError", "DaytonaForbiddenError", "DaytonaBadRequestError")
 
@@ -37,6 +40,14 @@ class _Machine(Machine):
             await self._sandbox.fs.upload_file(data, path)
         except Exception as error:
             raise _ours(error) from error
+
+    async def gone(self) -> bool:
+        """See `Machine.gone`. What was stopped is deleted; the proxy only says that it finds no address."""
+        try:
+            await self._sandbox.refresh_data()
+        except Exception as error:
+            return type(error).__name__ in _LOST
+        return str(getattr(self._sandbox.state, "value", self._sandbox.state)) not in _ALIVE
 
     async def stream(self, line: str) -> Stream:
         process, session = self._sandbox.process, f"sandlot-{secrets.token_hex(6)}"
@@ -60,14 +71,10 @@ class _Machine(Machine):
             await self._sandbox.create_snapshot(name, timeout=600)
         except Exception as error:
             raise _ours(error) from error
-        return Frozen(_SNAPSHOT + name, lambda: self._client.snapshot.delete(name))
+        return Frozen(_SNAPSHOT + name, lambda: _deleted(self._client.snapshot.delete(name)))
 
     async def end(self) -> None:
-        try:
-            await self._client.delete(self._sandbox)
-        except Exception as error:
-            if not isinstance(ours := _ours(error), SandboxLostError):
-                raise ours from error
+        await _deleted(self._client.delete(self._sandbox))
 
 
 class DaytonaBackend(CloudBackend):
@@ -94,8 +101,9 @@ class DaytonaBackend(CloudBackend):
     async def boot(self, spec: SandboxSpec, labels: Mapping[str, str]) -> Machine:
         """See `CloudBackend.boot`."""
         sdk = self._sdk()
-        limits = spec.limits
+        limits, name = spec.limits, f"sandlot-{secrets.token_hex(12)}"
         common: dict[str, Any] = {
+            "name": name,
             "os_user": "root",
             "env_vars": dict(spec.env),
             "labels": dict(labels),
@@ -105,23 +113,32 @@ class DaytonaBackend(CloudBackend):
             "network_block_all": spec.network == "off" or self.tunnel is None,
         }
         if spec.network == "gateway" and self.tunnel is not None:
-            common["network_allow_list"] = f"{socket.gethostbyname(self.tunnel.host)}/32"
+            common["network_allow_list"] = f"{await asyncio.to_thread(socket.gethostbyname, self.tunnel.host)}/32"
         try:
             image = self.source(spec)
             if image.startswith(_SNAPSHOT):
-                name = image.removeprefix(_SNAPSHOT)
-                params = sdk.CreateSandboxFromSnapshotParams(snapshot=name, **common)
+                params = sdk.CreateSandboxFromSnapshotParams(snapshot=image.removeprefix(_SNAPSHOT), **common)
             else:
                 size = {"memory": max(1, limits.memory >> 30), "disk": max(1, limits.disk >> 30)}
                 if limits.cpu is not None:
                     size["cpu"] = max(1, round(limits.cpu))
                 if image.startswith(DOCKERFILE):
-                    image = sdk.Image.from_dockerfile(f"{image.removeprefix(DOCKERFILE)}/Dockerfile")
+                    file = f"{image.removeprefix(DOCKERFILE)}/Dockerfile"
+                    image = await asyncio.to_thread(sdk.Image.from_dockerfile, file, strict_context=True)
                 params = sdk.CreateSandboxFromImageParams(image=image, resources=sdk.Resources(**size), **common)
-            sandbox = await self._client.create(params, timeout=300)
         except Exception as error:
             raise _ours(error) from error
+        try:
+            sandbox = await self._client.create(params, timeout=300)
+        except Exception as error:
+            await self._drop(name)
+            raise _ours(error) from error
         return _Machine(self._module, self._client, sandbox)
+
+    async def _drop(self, name: str) -> None:
+        """Remove a sandbox that was perhaps created, but did not start."""
+        with suppress(Exception):  # why it did not start is what is told
+            await self._client.delete(await self._client.get(name))
 
     async def dead(self) -> list[Machine]:
         """See `CloudBackend.dead`."""
@@ -141,6 +158,14 @@ class DaytonaBackend(CloudBackend):
         await super().close()
         if self._client is not None:
             await self._client.close()
+
+
+async def _deleted(deleting: Awaitable[Any]) -> None:
+    try:
+        await deleting
+    except Exception as error:
+        if not isinstance(ours := _ours(error), SandboxLostError):
+            raise ours from error
 
 
 def _ours(error: Exception) -> SandboxError:

@@ -7,6 +7,7 @@ so can be had; the backend must be told that it does.
 from __future__ import annotations
 
 import base64
+import os
 import re
 import shlex
 from collections.abc import Mapping
@@ -18,12 +19,13 @@ from sandlot.sandbox.remote.cloud import CloudBackend
 from sandlot.sandbox.remote.machine import Machine
 
 _PIECE = 48 << 10
-_FINAL = ("SandboxClaimFailedError", "SandboxTemplateNotFoundError", "SandboxWarmPoolNotFoundError")
+_UNKNOWN = ("SandboxTemplateNotFoundError", "SandboxWarmPoolNotFoundError")
+_FINAL = ("SandboxClaimFailedError", "ConfigException", "ValueError")
 
 
 class _Machine(Machine):
-    def __init__(self, sandbox: Any) -> None:
-        self._sandbox, self.id = sandbox, str(sandbox.sandbox_id)
+    def __init__(self, client: Any, sandbox: Any) -> None:
+        self._client, self._sandbox, self.id = client, sandbox, str(sandbox.sandbox_id)
 
     async def call(self, line: str, seconds: float) -> tuple[int, str]:
         try:
@@ -33,6 +35,13 @@ class _Machine(Machine):
         except Exception as error:  # the SDK's classes are not ours to import
             raise _ours(error) from error
         return int(result.exit_code), str(result.stdout)
+
+    async def gone(self) -> bool:
+        """See `Machine.gone`. The router only says that nobody answers."""
+        try:
+            return bool((await self._sandbox.status())[0] == "SandboxNotFound")
+        except Exception:  # then nobody knows
+            return False
 
     async def put(self, path: str, data: bytes) -> None:
         """Its files API stays below one directory, so files go as text through the shell."""
@@ -46,23 +55,34 @@ class _Machine(Machine):
     async def end(self) -> None:
         try:
             await self._sandbox.terminate()
+            await self._client.list_active_sandboxes()  # it forgets what has ended only when it is asked for the rest
         except Exception as error:
             if not isinstance(ours := _ours(error), SandboxLostError):
                 raise ours from error
 
 
 class KubernetesBackend(CloudBackend):
-    """See `SandboxBackend`. `client`: an `AsyncSandboxClient`. `isolated`: whether the templates' network policy lets
-    sandboxes reach nothing but the advertised address.
+    """See `SandboxBackend`. `client`: an `AsyncSandboxClient`; else one is made of the kubeconfig at hand and of where
+    sandboxes are reached: `router` is the URL of the cluster's sandbox router, `gateway` the `[NAMESPACE/]NAME` of the
+    Gateway in front of it, and without both the pods themselves are dialled, which works inside of the cluster.
+    `isolated`: whether the templates' network policy lets sandboxes reach nothing but the advertised address.
     """
 
     name = "kubernetes"
 
     def __init__(
-        self, client: Any = None, *, namespace: str = "default", isolated: bool = False, **options: Any
+        self,
+        client: Any = None,
+        *,
+        namespace: str = "default",
+        isolated: bool = False,
+        router: str = "",
+        gateway: str = "",
+        **options: Any,
     ) -> None:
         super().__init__(**options)
         self._client, self._namespace, self._isolated = client, namespace, isolated
+        self._router, self._gateway = router, gateway
 
     def check(self, spec: SandboxSpec) -> None:
         """See `CloudBackend.check`."""
@@ -78,26 +98,40 @@ class KubernetesBackend(CloudBackend):
     def _sdk(self) -> Any:
         if self._client is None:
             try:
-                from k8s_agent_sandbox import AsyncSandboxClient  # type: ignore[import-not-found,unused-ignore]
+                import k8s_agent_sandbox as sdk  # type: ignore[import-not-found,unused-ignore]
+                from k8s_agent_sandbox import models  # type: ignore[import-not-found,unused-ignore]
             except ImportError as error:
                 raise MissingDependencyError("k8s-agent-sandbox", "kubernetes") from error
-            self._client = AsyncSandboxClient()
+            if self._router:
+                token = os.environ.get("ROUTER_AUTH_TOKEN", "")
+                headers = {"Authorization": f"Bearer {token}"} if token else {}
+                way = models.SandboxDirectConnectionConfig(api_url=self._router, extra_headers=headers)
+            elif self._gateway:
+                space, _, name = self._gateway.rpartition("/")
+                way = models.SandboxGatewayConnectionConfig(gateway_name=name, gateway_namespace=space or "default")
+            else:
+                way = models.SandboxInClusterConnectionConfig()
+            self._client = sdk.AsyncSandboxClient(way)
         return self._client
 
     async def boot(self, spec: SandboxSpec, labels: Mapping[str, str]) -> Machine:
-        """See `CloudBackend.boot`. The cluster ends what outlives its owner."""
+        """See `CloudBackend.boot`. The cluster ends what outlives its owner.
+
+        Every command brings the environment of `spec`: a claim with one gets no warm pod, if the template allows it.
+        """
         sdk = self._sdk()
         try:
             sandbox = await sdk.create_sandbox(
                 spec.image,
                 namespace=self._namespace,
-                labels={re.sub(r"[^\w./-]", "-", key): re.sub(r"[^\w.-]", "-", labels[key])[:63] for key in labels},
+                labels={_label(key): _label(value) for key, value in labels.items() if _label(key)},
                 shutdown_after_seconds=int(spec.limits.wall_clock) + 60,
-                env=dict(spec.env) or None,
             )
         except Exception as error:
+            if type(error).__name__ in _UNKNOWN:
+                raise SandboxUnavailableError(f"the kubernetes backend cannot boot {spec.image}: {error}") from error
             raise _ours(error) from error
-        return _Machine(sandbox)
+        return _Machine(sdk, sandbox)
 
     async def examine(self) -> str:
         """See `CloudBackend.examine`."""
@@ -110,8 +144,14 @@ class KubernetesBackend(CloudBackend):
             await self._client.close()
 
 
+def _label(text: str) -> str:
+    """What Kubernetes takes for a part of a label."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", text)[:63].strip("-_.")
+
+
 def _ours(error: Exception) -> SandboxError:
     name = type(error).__name__
-    if name == "SandboxNotFoundError" or 404 in (getattr(error, "status_code", 0), getattr(error, "status", 0)):
+    status = getattr(error, "status_code", None) or getattr(error, "status", None)
+    if name == "SandboxNotFoundError" or status == 404:
         return SandboxLostError(f"the kubernetes sandbox is gone: {error}")
-    return SandboxError(f"kubernetes: {name}: {error}", retryable=name not in _FINAL)
+    return SandboxError(f"kubernetes: {name}: {error}", retryable=name not in _FINAL and status not in (401, 403, 422))

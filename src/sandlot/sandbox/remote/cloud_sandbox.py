@@ -72,6 +72,11 @@ class CloudSandbox(RemoteSandbox):
         except SandboxLostError as error:
             self._reason = self._reason or str(error)
             raise
+        except SandboxError as error:
+            if await self._machine.gone():
+                self._reason = self._reason or f"the {self._backend.name} sandbox is gone: {error}"
+                raise SandboxLostError(self._reason) from error
+            raise
 
     async def _call_in_calm(self, line: str, seconds: float) -> tuple[int, str]:
         """A call that no kill meets, which would take it for a victim, and find new ones for ever."""

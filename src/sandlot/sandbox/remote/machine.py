@@ -31,6 +31,10 @@ class Machine(ABC):
     async def put(self, path: str, data: bytes) -> None:
         """Write a file as root."""
 
+    async def gone(self) -> bool:
+        """Look whether the sandbox is gone, for clouds whose errors do not say so."""
+        return False
+
     async def stream(self, line: str) -> Stream:
         """Start a shell line as root whose stdin stays open, for backends that have `streams`."""
         raise NotImplementedError
