@@ -68,6 +68,7 @@ class DockerBackend:
     def __init__(self, host: str | None = None, *, runtime: str = "", at_once: int = 8) -> None:
         self._host, self._runtime = host or os.environ.get("DOCKER_HOST"), runtime
         self._starting = asyncio.Semaphore(at_once)
+        self._connecting = asyncio.Lock()
         self._seccomp: list[str] = []
         self._docker: aiodocker.Docker | None = None
         self._connector: aiohttp.BaseConnector | None = None
@@ -271,32 +272,43 @@ class DockerBackend:
         for image in list(self._snapshots):
             await self.remove_image(image)
         if self._docker is not None:
-            await self._docker.close()
+            await self._disconnect(self._docker)
             self._docker = None
+
+    async def _client(self) -> aiodocker.Docker:
+        async with self._connecting:
+            if self._docker is None:
+                docker = self._connect()
+                try:
+                    self._seccomp = await self._stricter(docker)
+                except BaseException:
+                    await self._disconnect(docker)
+                    raise
+                self._docker = docker  # only now: what boots must not lack the profile
+        return self._docker
+
+    def _connect(self) -> aiodocker.Docker:
+        try:
+            import aiodocker
+            import aiohttp
+        except ImportError as error:
+            raise MissingDependencyError("aiodocker", "docker") from error
+        try:
+            if not self._host or not self._host.startswith("unix://"):
+                return aiodocker.Docker(self._host)
+            # Running commands hold a connection each, so these must not be limited.
+            self._connector = aiohttp.UnixConnector(self._host.removeprefix("unix://"), limit=0)
+            return aiodocker.Docker("unix://localhost", connector=self._connector)
+        except (ValueError, AssertionError, OSError) as error:
+            raise SandboxUnavailableError(
+                "there is no Docker daemon here; start Docker or Podman's service, or set DOCKER_HOST"
+            ) from error
+
+    async def _disconnect(self, docker: aiodocker.Docker) -> None:
+        await docker.close()
         if self._connector is not None:
             await self._connector.close()
             self._connector = None
-
-    async def _client(self) -> aiodocker.Docker:
-        if self._docker is None:
-            try:
-                import aiodocker
-                import aiohttp
-            except ImportError as error:
-                raise MissingDependencyError("aiodocker", "docker") from error
-            try:
-                if self._host and self._host.startswith("unix://"):
-                    # Running commands hold a connection each, so these must not be limited.
-                    self._connector = aiohttp.UnixConnector(self._host.removeprefix("unix://"), limit=0)
-                    self._docker = aiodocker.Docker("unix://localhost", connector=self._connector)
-                else:
-                    self._docker = aiodocker.Docker(self._host)
-            except (ValueError, AssertionError, OSError) as error:
-                raise SandboxUnavailableError(
-                    "there is no Docker daemon here; start Docker or Podman's service, or set DOCKER_HOST"
-                ) from error
-            self._seccomp = await self._stricter(self._docker)
-        return self._docker
 
     async def _stricter(self, docker: aiodocker.Docker) -> list[str]:
         """What makes Podman as strict as Docker; it takes the path of a profile where Docker takes its text."""
@@ -307,8 +319,12 @@ class DockerBackend:
         if profile is None or not (self._host or "").startswith("unix://"):
             return []
         path = cache_dir() / "podman-seccomp.json"
-        with locked(path.with_suffix(".lock")):
-            await asyncio.to_thread(path.write_text, profile)
+
+        def write() -> None:
+            with locked(path.with_suffix(".lock")):
+                path.write_text(profile)
+
+        await asyncio.to_thread(write)
         return [f"seccomp={path}"]
 
 
