@@ -8,7 +8,7 @@ import secrets
 import shutil
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 
@@ -94,25 +94,28 @@ class Shelf:
                 Path(f"{place}.building").unlink(missing_ok=True)
 
     def _evict(self) -> None:
-        with locked(self._directory / ".evict.lock"):
+        # Trees are removed when the lock is given back, since others wait for it.
+        with ExitStack() as doomed, locked(self._directory / ".evict.lock"):
             for stale in self._directory.glob("building-*.building"):
-                if (fd := self._lock_now(stale)) is not None:
-                    with suppress(FileNotFoundError):
-                        self._remove(str(stale).removesuffix(".building"))
-                    stale.unlink(missing_ok=True)
-                    os.close(fd)
+                doomed.callback(self._clear, stale)
             keys = [use.stem for use in self._directory.glob("*.use") if use.with_suffix("").is_dir()]
             sizes = {key: self._size_of(key) for key in keys}
             total = sum(sizes.values())
             for key in sorted(keys, key=lambda key: self._use(key).stat().st_mtime):
                 if total <= self._max_bytes:
                     return
-                if (fd := self._lock_now(self._use(key))) is None:
-                    continue
-                with self.scratch() as doomed:  # gone at once for whoever comes now
-                    (self._directory / key).rename(doomed / "doomed")
-                    os.close(fd)
-                total -= sizes[key]
+                with self._free(self._use(key)) as free:
+                    if free:  # and gone at once for whoever comes now
+                        (self._directory / key).rename(doomed.enter_context(self.scratch()) / "doomed")
+                        total -= sizes[key]
+
+    def _clear(self, stale: Path) -> None:
+        """Remove a directory that its maker left behind when it died, by the file that the maker had locked."""
+        with self._free(stale) as free:
+            if free:
+                with suppress(FileNotFoundError):
+                    self._remove(str(stale).removesuffix(".building"))
+                stale.unlink(missing_ok=True)
 
     def _use(self, key: str) -> Path:
         return self._directory / f"{key}.use"
@@ -121,15 +124,19 @@ class Shelf:
         return int(self._use(key).read_text() or _size(self._directory / key))
 
     @staticmethod
-    def _lock_now(path: Path) -> int | None:
-        """Lock the file `path` if nobody else does; None if somebody does."""
+    @contextmanager
+    def _free(path: Path) -> Iterator[bool]:
+        """Whether nobody locks the file `path`; nobody can until the end."""
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+            else:
+                yield True
+        finally:
             os.close(fd)
-            return None
-        return fd
 
 
 def _size(place: Path) -> int:

@@ -171,3 +171,23 @@ def test_a_use_lasts_as_long_as_its_object(tmp_path: Path) -> None:
     gc.collect()
     shelf.get("c", filled(9999))
     assert not (tmp_path / "a").exists()
+
+
+def test_nobody_waits_for_the_removal_of_what_made_room(tmp_path: Path) -> None:
+    """And a removal that fails leaves no lock behind."""
+    begun, end = threading.Event(), threading.Event()
+
+    def remove(tree: str) -> None:
+        begun.set()
+        assert end.wait(30)
+        raise OSError(f"{tree} cannot be removed")
+
+    Shelf(tmp_path, max_bytes=1).get("old", filled(9999))
+    with ThreadPoolExecutor(1) as pool:
+        failing = pool.submit(Shelf(tmp_path, max_bytes=1, remove=remove).get, "new", filled(9999))
+        assert begun.wait(30)
+        assert Shelf(tmp_path, max_bytes=1).get("other", filled(9999)).path.is_dir()
+        end.set()
+        with pytest.raises(OSError, match="cannot be removed"):
+            failing.result(30)
+    assert Shelf(tmp_path, max_bytes=1).get("old", filled(1)).path.is_dir()

@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -88,14 +87,13 @@ class ImageStore:
     def _from_registry(self, ref: reference.Reference) -> tuple[str, Callable[[Path], Mapping[str, str]]]:
         """A tag is looked up once and then stands for the same image, as with `docker run`; digests always do."""
         puller = registry.Puller(ref, _architecture(), registry.stored_credentials(ref.host))
-        digest, pin = ref.digest, self._directory / "tags" / _key("tag", str(ref))
+        pin = self._directory / "tags" / _key("tag", str(ref))
+        digest = ref.digest or _text(pin)
         if not digest:
-            with locked(self._directory / ".tags.lock"):
-                with suppress(OSError):
-                    digest = pin.read_text()
+            with locked(Path(f"{pin}.lock")):
+                digest = _text(pin)
                 if not digest:
                     digest = puller.digest()
-                    pin.parent.mkdir(parents=True, exist_ok=True)
                     _write_whole(pin, digest)
 
         def pull(target: Path) -> Mapping[str, str]:
@@ -187,6 +185,14 @@ def _architecture() -> str:
 
 def _key(*parts: str) -> str:
     return hashlib.sha256("\0".join((str(_VERSION), *parts)).encode("utf-8", "surrogateescape")).hexdigest()[:40]
+
+
+def _text(path: Path) -> str:
+    """What a file holds; nothing where there is none."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
 
 
 def _write_whole(path: Path, text: str) -> None:
