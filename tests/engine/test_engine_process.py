@@ -38,17 +38,18 @@ async def gone(pid: int) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_it_serves_and_is_gone_afterwards(toy: Path) -> None:
+async def test_it_serves_and_is_gone_afterwards(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     async with EngineProcess(toy) as engine:
-        pid, log = engine.pid, engine.log_file
+        pid = engine.pid
         assert pid is not None
         assert os.getpgid(pid) == pid
+        assert os.listdir(tmp_path) == []
         client = VllmEngine(engine.url)
         done = await client.generate([1, 2, 3], SamplingParams(max_tokens=3), request_id="r", session_id="s")
         assert len(done.output_ids) <= 3
         await client.close()
     assert not alive(pid)
-    assert not log.exists()
 
 
 async def test_a_model_that_cannot_be_loaded_is_said_in_one_sentence(tmp_path: Path) -> None:

@@ -89,16 +89,19 @@ def test_an_idle_policy_solves_nothing(model: Path, tmp_path: Path) -> None:
 @pytest.mark.npm
 @pytest.mark.timeout(600)
 def test_a_killed_run_is_continued_and_no_episode_is_lost_or_doubled(model: Path, tmp_path: Path) -> None:
-    """SIGKILL at four different moments; what was finished is not redone, and nothing is left behind."""
+    """Killed at four different moments; what was finished is not redone, and nothing is left behind."""
     run = tmp_path / "run"
     command = [*SANDLOT, "rollout", "bundled", "--harness", "pi", "--engine", "scripted", "--model", str(model)]
     for task in ("page-count", "slug-limit", "ring-cache", "duration-text"):
         command += ["--only", task]
     command += ["-n", "3", "-j", "3", "--out", str(run), "--json"]
     finished: dict[str, float] = {}
-    for kill in range(4):
+    for kill, number in enumerate((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGKILL)):
+        scratch = tmp_path / f"tmp-{kill}"
+        scratch.mkdir()
+        env = {**os.environ, "TMPDIR": str(scratch)}
         with subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True, env=env
         ) as p:
             end, wanted = time.monotonic() + 60, len(finished) + (kill % 3)
             while time.monotonic() < end and p.poll() is None:
@@ -107,7 +110,9 @@ def test_a_killed_run_is_continued_and_no_episode_is_lost_or_doubled(model: Path
                     break
                 time.sleep(0.02)
             time.sleep(0.3 * (kill + 1))
-            os.kill(p.pid, signal.SIGKILL)
+            os.kill(p.pid, number)
+        if number == signal.SIGTERM:
+            assert (p.returncode, list(scratch.iterdir())) == (130, [])
         rows = {row["episode_id"]: row["finished"] for row in RunDir.read(run).results()}
         assert finished.items() <= rows.items()
         finished = rows

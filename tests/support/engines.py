@@ -14,6 +14,7 @@ from typing import Protocol
 
 import aiohttp
 
+from sandlot.cache import cache_dir
 from sandlot.engine.process import EngineProcess
 
 VLLM_PYTHON = os.environ.get("SANDLOT_TEST_VLLM_PYTHON")
@@ -63,6 +64,7 @@ async def vllm(model: Path, directory: Path, *, max_context: int, logprobs_mode:
     argv += ["--enable-prompt-tokens-details", "--served-model-name", "toy"]
     env = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     env["OMP_NUM_THREADS"] = "1"
+    env |= {"TMPDIR": str(directory), "TORCHINDUCTOR_CACHE_DIR": str(cache_dir() / "tests" / "inductor")}
     url = f"http://127.0.0.1:{port}"
     with (directory / "vllm.log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(*argv, stdout=log, stderr=log, env=env, start_new_session=True)

@@ -31,10 +31,10 @@ class HostFiles:
 async def run_on_host(
     harness: Harness, endpoint: Endpoint, prompt: str, tmp_path: Path, *, timeout: float = 120.0
 ) -> ExecResult:
-    """One unattended run with `tmp_path/home` and `tmp_path/work`."""
-    home, work = tmp_path / "home", tmp_path / "work"
-    home.mkdir(exist_ok=True)
-    work.mkdir(exist_ok=True)
+    """One unattended run with `home`, `work` and `tmp` below `tmp_path`."""
+    home, work, scratch = (tmp_path / name for name in ("home", "work", "tmp"))
+    for directory in (home, work, scratch):
+        directory.mkdir(exist_ok=True)
     layers = await asyncio.to_thread(harness.layers)
     files: Any = HostFiles(home)
     await harness.configure(files, endpoint)
@@ -45,7 +45,12 @@ async def run_on_host(
             text = text.replace(layer.mount_point, str(layer.source))
         return text.replace(HOME, str(home))
 
-    env = {"PATH": "/usr/bin:/bin", "HOME": str(home), **{k: local(v) for k, v in command.env.items()}}
+    env = {
+        "PATH": "/usr/bin:/bin",
+        "HOME": str(home),
+        "TMPDIR": str(scratch),
+        **{k: local(v) for k, v in command.env.items()},
+    }
     began = time.monotonic()
     process = await asyncio.create_subprocess_exec(
         *(local(a) for a in command.argv), stdin=-1, stdout=-1, stderr=-1, env=env, cwd=work

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from importlib import import_module
 from typing import Any
@@ -58,6 +59,8 @@ def _root(version: bool = typer.Option(False, "--version", help="Show the versio
 
 def run() -> None:
     """Run the command line. Errors that the user can mend are one line on stderr."""
+    # Whoever is asked to end cleans up as if interrupted.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         app()
     except SandlotError as error:

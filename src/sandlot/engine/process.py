@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import IO, Self
 
 from sandlot.errors import EngineError
 
@@ -30,7 +30,7 @@ class EngineProcess:
     """`async with EngineProcess(model_dir) as engine: VllmEngine(engine.url)`.
 
     It runs in a process group of its own and ends when this process does, however it ends. What it prints goes to
-    `log_file`, by default a temporary file that is deleted at the end.
+    `log_file`, by default a file without a name.
     """
 
     def __init__(
@@ -67,8 +67,8 @@ class EngineProcess:
         for name, value in options.items():
             if value is not None:
                 self._argv += [name, str(value)]
-        self._own_log = log_file is None
-        self.log_file = log_file or Path(tempfile.gettempdir()) / f"sandlot-engine-{os.getpid()}-{id(self)}.log"
+        self._log_file = log_file
+        self._log: IO[bytes] | None = None
         self._start_timeout_s = start_timeout_s
         self._process: asyncio.subprocess.Process | None = None
 
@@ -78,15 +78,19 @@ class EngineProcess:
 
     async def start(self) -> None:
         """Start it and wait until it serves. `EngineError` with the end of its log if it does not."""
-        self.log_file.parent.mkdir(parents=True, exist_ok=True)
-        with self.log_file.open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                *self._argv,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=log,
-                start_new_session=True,
-            )
+        if self._log_file is None:
+            # Without a name: a killed process leaves none behind.
+            self._log = tempfile.TemporaryFile()  # noqa: SIM115 the process keeps it
+        else:
+            self._log_file.parent.mkdir(parents=True, exist_ok=True)
+            self._log = self._log_file.open("a+b")
+        self._process = await asyncio.create_subprocess_exec(
+            *self._argv,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=self._log,
+            start_new_session=True,
+        )
         assert self._process.stdout is not None
         try:
             line = await asyncio.wait_for(self._process.stdout.readline(), self._start_timeout_s)
@@ -129,15 +133,16 @@ class EngineProcess:
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
         self._process = None
-        if self._own_log:
-            self.log_file.unlink(missing_ok=True)
+        if self._log is not None:
+            self._log.close()
+            self._log = None
 
     def _tail(self) -> str:
         """The last lines of its log on one line."""
-        try:
-            lines = self.log_file.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        except OSError:
-            lines = []
+        if self._log is None:
+            return "its log is closed"
+        text = os.pread(self._log.fileno(), os.fstat(self._log.fileno()).st_size, 0)  # its offset is the engine's, too
+        lines = text.decode("utf-8", "replace").strip().splitlines()
         return " | ".join(lines[-_TAIL_LINES:]) or "it printed nothing"
 
     async def __aenter__(self) -> Self:

@@ -114,8 +114,10 @@ async def _embedded(
             yield process
         return
     scripts = solution_scripts(tasks) if config.engine == "scripted" else idle_scripts(tasks)
-    with tempfile.TemporaryDirectory(prefix="sandlot-scripts-") as scratch:
-        file = Path(scratch) / "scripts.json"
-        file.write_text(json.dumps(scripts), "utf-8")
-        async with EngineProcess(model_dir, kind="scripted", script=file, log_file=log) as process:
-            yield process
+    async with AsyncExitStack() as stack:
+        with tempfile.TemporaryDirectory(prefix="sandlot-scripts-") as scratch:
+            file = Path(scratch) / "scripts.json"
+            file.write_text(json.dumps(scripts), "utf-8")
+            process = EngineProcess(model_dir, kind="scripted", script=file, log_file=log)
+            await stack.enter_async_context(process)  # it has read them when it serves
+        yield process
