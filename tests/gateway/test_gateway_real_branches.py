@@ -13,8 +13,10 @@ import pytest
 from sandlot.harness import Endpoint, Harness
 from sandlot.harness.claude_code import ClaudeCode
 from sandlot.harness.codex import Codex
+from sandlot.harness.gemini_cli import GeminiCli
 from sandlot.harness.opencode import OpenCode
 from sandlot.harness.pi import Pi
+from sandlot.harness.qwen_code import QwenCode
 from support.cut_proxy import cutting
 from support.host_cli import run_on_host
 from support.policy import Say, call_text
@@ -28,6 +30,7 @@ SPAWN = {
     "opencode": ("task", {"subagent_type": "general", "description": "a part"}, "prompt"),
     "codex": ("multi_agent_v1__spawn_agent", {}, "message"),
 }
+SUMMARY = "<state_snapshot><summary>All is said.</summary></state_snapshot>"
 WAIT = "for i in $(seq 600); do [ -e a ] && [ -e b ] && exit; sleep 0.1; done; exit 1"
 """What a parent does whose sub-agents work beside it: it ends when both have written their file."""
 
@@ -109,21 +112,27 @@ async def test_sub_agents_that_work_beside_their_parent(make_rig: MakeRig, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("harness", "window", "long", "turns", "branches"),
+    ("harness", "window", "outputs", "turns", "branches"),
     [
-        pytest.param(Codex(), 32_000, 1, 3, 1, id="codex-as-it-is"),
-        pytest.param(Codex(compaction=True), 32_000, 1, 4, 3, id="codex"),
-        pytest.param(OpenCode(compaction=True), 26_000, 1, 4, 3, id="opencode"),
-        pytest.param(ClaudeCode(compaction=True), 24_000, 1, 4, 3, id="claude-code"),
-        pytest.param(Pi(compaction=True), 24_000, 3, 5, 3, id="pi"),
+        pytest.param(Codex(), 262_144, [2000] * 26, 27, 1, id="codex-as-it-is"),
+        pytest.param(Codex(compaction=True), 32_000, [4000, 1], 4, 3, id="codex"),
+        pytest.param(OpenCode(compaction=True), 26_000, [4000, 1], 4, 3, id="opencode"),
+        pytest.param(ClaudeCode(compaction=True), 24_000, [4000, 1], 4, 3, id="claude-code"),
+        pytest.param(Pi(compaction=True), 24_000, [4000] * 3, 5, 3, id="pi"),
+        pytest.param(QwenCode("google", compaction=True), 85_000, [4000, 1], 4, 2, id="qwen-code"),
+        pytest.param(QwenCode("responses", compaction=True), 85_000, [4000, 1], 4, 3, id="qwen-code-apart"),
+        pytest.param(GeminiCli(), 120_000, [8000] * 9, 10, 1, id="gemini-cli-as-it-is"),
+        pytest.param(GeminiCli(compaction=True), 16_000, [4000] * 2, 3, 2, id="gemini-cli"),
     ],
 )
 async def test_a_long_history_is_summarised_only_where_that_is_wanted(
-    make_rig: MakeRig, tmp_path: Path, harness: Harness, window: int, long: int, turns: int, branches: int
+    make_rig: MakeRig, tmp_path: Path, harness: Harness, window: int, outputs: list[int], turns: int, branches: int
 ) -> None:
-    """Summarised, it is three branches: the history so far, the request for a summary, and what follows from it."""
-    said = [shell_call(harness, "seq 1 4000")] * long + [shell_call(harness, "ls")] * (2 - long)
-    rig = await make_rig(in_turn([*said, "<summary>All is said.</summary>"]))
+    """Summarised, it is three branches: the history so far, the request for a summary, and what follows from it. Qwen
+    Code's request goes on in the first where it takes the server to keep what it has read. Gemini CLI makes notes of
+    old outputs instead. By itself Codex would do so here, at 245,000 tokens, and Gemini CLI at 80,000 of outputs."""
+    said = [shell_call(harness, f"seq 1 {lines}") for lines in outputs]
+    rig = await make_rig(in_turn([*said, SUMMARY]), max_context=500_000)
     await run(rig, harness, tmp_path, window=window)
     assert len(rig.session.turns) == turns
     await proven(rig, branches)
@@ -132,7 +141,7 @@ async def test_a_long_history_is_summarised_only_where_that_is_wanted(
 async def test_a_refused_history_is_summarised(make_rig: MakeRig, tmp_path: Path) -> None:
     """The gateway's word for a full context is the one by which Claude Code compacts."""
     harness = ClaudeCode(bare=True, compaction=True)
-    said = [shell_call(harness, "seq 1 3900"), shell_call(harness, "seq 1 3000"), "<summary>All is said.</summary>"]
+    said = [shell_call(harness, "seq 1 3900"), shell_call(harness, "seq 1 3000"), SUMMARY]
     rig = await make_rig(in_turn(said), max_context=30_000)
     await run(rig, harness, tmp_path)
     assert [kind for kind, _ in rig.kept.events] == ["context_overflow"]

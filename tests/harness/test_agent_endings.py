@@ -156,8 +156,10 @@ def test_compaction_is_off_unless_wanted() -> None:
     assert on["contextWindowSize"] == 100_000
     off, on = (OpenCode(compaction=c).config(endpoint)["compaction"] for c in (False, True))
     assert (off["auto"], on["auto"]) == (False, True)
-    off, on = (GeminiCli(compaction=c).settings()["model"]["compressionThreshold"] for c in (False, True))
+    off, on = (GeminiCli(compaction=c).settings(endpoint)["model"]["compressionThreshold"] for c in (False, True))
     assert off > 1 > on
+    off, on = (int(GeminiCli(compaction=c).flags(endpoint)["flags"][0]["intValue"]) for c in (False, True))
+    assert (off > 10**8, on) == (True, 25_000)
 
 
 @pytest.mark.parametrize("kind", [Pi, OpenCode, QwenCode, MiniSweAgent])

@@ -56,6 +56,9 @@ class Codex:
             "model_provider": _PROVIDER,
             "model_context_window": window if self._compaction else _NEVER_TOKENS,
             "model_auto_compact_token_limit": max(window // 2, compact_at),
+            # Counted so, the limit is what is written there; else never more than nine tenths of what it takes to be
+            # the model's window. It compacts at 19 of 20 parts of that in any case.
+            "model_auto_compact_token_limit_scope": "total" if self._compaction else "body_after_prefix",
             "check_for_update_on_startup": False,
         }
         provider = {

@@ -15,7 +15,12 @@ from sandlot.harness.npm import NODE, Part, node_layer, npm_layer
 from sandlot.sandbox import ExecResult, Layer, Sandbox
 
 _SETTINGS = "/home/agent/.gemini/settings.json"
+_FLAGS = "/home/agent/.gemini/flags.json"
 _AS_MODEL = "gemini-2.5-pro"
+_WINDOW = 1_048_576
+_NEVER_TOKENS = 1_000_000_000
+# Its settings for these are read by nothing: tokens of tools' outputs that stay, and that must be saved at least.
+_KEPT, _SAVED = 45758817, 45758818
 _API_ERROR = re.compile(r"ApiError: (\{.*\})$", re.MULTILINE)
 
 
@@ -28,7 +33,7 @@ class GeminiCli:
     """Gemini CLI, headless.
 
     It knows its models by name, and asks another one first which to take: `as_model` is the one it takes the policy
-    for. `compaction` lets it summarise a history that fills half of that model's window (a million tokens).
+    for. `compaction` lets it shorten a history: outputs of tools before the latest quarter of the window become notes.
     """
 
     name = "gemini-cli"
@@ -49,9 +54,10 @@ class GeminiCli:
         return (node_layer(self._progress), cli)
 
     async def configure(self, sandbox: Sandbox, endpoint: Endpoint) -> None:
-        await sandbox.write_file(_SETTINGS, json.dumps(self.settings(), indent=1).encode(), mode=0o600)
+        for path, content in ((_SETTINGS, self.settings(endpoint)), (_FLAGS, self.flags(endpoint))):
+            await sandbox.write_file(path, json.dumps(content, indent=1).encode(), mode=0o600)
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self, endpoint: Endpoint) -> dict[str, Any]:
         """`settings.json`: no requests beside the conversation, nothing of it rewritten."""
         return {
             "general": {"enableAutoUpdate": False, "enableAutoUpdateNotification": False, "maxAttempts": 3},
@@ -59,14 +65,21 @@ class GeminiCli:
             "telemetry": {"enabled": False},
             "security": {"auth": {"selectedType": "gemini-api-key"}, "folderTrust": {"enabled": False}},
             "model": {
-                # More than the whole: it would be one request of another kind, and a new history.
-                "compressionThreshold": 0.5 if self._compaction else 1e6,
+                # A share of the window that it takes its model to have; more than the whole of it is never. It cuts
+                # only before something that the user says, so with one prompt there is nothing to summarise.
+                "compressionThreshold": endpoint.context_window / 2 / _WINDOW if self._compaction else 1e6,
                 "disableLoopDetection": True,  # it asks a model whether there is a loop
                 "skipNextSpeakerCheck": True,
             },
             "tools": {"shell": {"enableInteractiveShell": False}, "useRipgrep": False},
             "ide": {"enabled": False},
         }
+
+    def flags(self, endpoint: Endpoint) -> dict[str, Any]:
+        """What its vendor would tell it to try: when it replaces outputs of tools in the history by notes."""
+        window = endpoint.context_window if self._compaction else _NEVER_TOKENS
+        values = {_KEPT: window // 4, _SAVED: window // 8}
+        return {"flags": [{"flagId": flag, "intValue": str(value)} for flag, value in values.items()]}
 
     def command(self, prompt: str, endpoint: Endpoint) -> Command:
         # V8's better WebAssembly compiler takes seconds of a core for one parser.
@@ -76,6 +89,7 @@ class GeminiCli:
             "GEMINI_API_KEY": endpoint.api_key,
             "GOOGLE_GEMINI_BASE_URL": endpoint.base_url,
             "GEMINI_CLI_NO_RELAUNCH": "true",
+            "GEMINI_EXP": _FLAGS,
             "NO_BROWSER": "1",
             "NO_COLOR": "1",
         }
