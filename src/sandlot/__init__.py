@@ -1,4 +1,4 @@
-"""Reinforcement learning of coding agents where they really work.
+"""Reinforcement learning of coding agents where they really work. See docs/python.md.
 
 The names below are loaded when they are first used, so that `import sandlot` stays quick.
 """
@@ -9,18 +9,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sandlot import rollout
     from sandlot.config import RunConfig, load_config
     from sandlot.gateway import Gateway, Session
     from sandlot.rollout.episode import Episode
+    from sandlot.rollout.outcome import EpisodeResult
+    from sandlot.rollout.run import rollout
     from sandlot.tasks import Task, load_tasks
     from sandlot.trajectory.audit import audit
+    from sandlot.trajectory.rundir import RunDir
     from sandlot.trajectory.sample import Sample
 
 _HOMES = {
     "Episode": "sandlot.rollout.episode",
+    "EpisodeResult": "sandlot.rollout.outcome",
     "Gateway": "sandlot.gateway",
     "RunConfig": "sandlot.config",
+    "RunDir": "sandlot.trajectory.rundir",
     "Sample": "sandlot.trajectory.sample",
     "Session": "sandlot.gateway",
     "Task": "sandlot.tasks",
@@ -31,8 +35,10 @@ _HOMES = {
 
 __all__ = [
     "Episode",
+    "EpisodeResult",
     "Gateway",
     "RunConfig",
+    "RunDir",
     "Sample",
     "Session",
     "Task",
@@ -44,7 +50,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "rollout":
+    if name == "rollout":  # the package, which can be called like its function
         return import_module("sandlot.rollout")
     if home := _HOMES.get(name):
         return getattr(import_module(home), name)

@@ -78,13 +78,13 @@ def command(
 
 def run(config: RunConfig, out: Path | None, as_json: bool) -> None:
     """Roll out and show what came of it."""
-    from sandlot.rollout.progress import LiveTable, Silent, summary_table
+    from sandlot.rollout.progress import LiveTable, summary_table
     from sandlot.rollout.run import rollout
 
     path = out or Path("runs") / time.strftime("%Y%m%d-%H%M%S")
     started = time.monotonic()
     if as_json:
-        results = asyncio.run(rollout(config, path, progress=Silent(), say=lambda text: None))
+        results = asyncio.run(rollout(config, path))
     else:
         with LiveTable(console) as table:
             results = asyncio.run(rollout(config, path, progress=table, say=table.say))

@@ -19,7 +19,7 @@ from sandlot.harness.chosen import chosen
 from sandlot.rollout.episode import Episode, EpisodeRunner
 from sandlot.rollout.outcome import EpisodeResult
 from sandlot.rollout.policy import Say, policy_of
-from sandlot.rollout.progress import Progress
+from sandlot.rollout.progress import Progress, Silent
 from sandlot.sandbox import Layer, make_backend
 from sandlot.tasks import Task, load_tasks
 from sandlot.trajectory.rundir import EpisodeState, RunDir
@@ -52,12 +52,15 @@ def concurrency_of(config: RunConfig) -> int:
     return config.concurrency or max(2, 4 * len(os.sched_getaffinity(0)))
 
 
-async def rollout(config: RunConfig, out: Path, *, progress: Progress, say: Say) -> list[EpisodeResult]:
+async def rollout(
+    config: RunConfig, out: str | Path, *, progress: Progress | None = None, say: Say = lambda text: None
+) -> list[EpisodeResult]:
     """Run all episodes of `config` into the run directory `out`, or those that are still missing there.
 
     Returns the results of all finished episodes, also of earlier starts. Raises what makes the whole run
-    impossible; an episode's own failure is in its result.
+    impossible; an episode's own failure is in its result. `progress` is told of episodes, `say` what is prepared.
     """
+    progress = progress or Silent()
     tasks, specs = await asyncio.to_thread(planned, config)
     facts = {"sandlot": version("sandlot"), "python": platform.python_version(), "kernel": platform.release()}
     settings = config.model_dump(mode="json")
