@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sandlot.chat.continuity import Continuity
 from sandlot.chat.messages import ParsedCall, Reply, tools_digest
 from sandlot.gateway.wire import ChatRequest, WireError, wire_for
 from support.profiles import few
-from support.wire_server import answer
+from support.wire_server import TURN, answer
 
 RESPONSES, GOOGLE = wire_for("/v1/responses"), wire_for("/v1beta/models/m:generateContent")
 CUSTOM = RESPONSES.parse({"input": "x", "tools": [{"type": "custom", "name": "x"}]}, {})
@@ -55,17 +56,54 @@ def test_a_freeform_call_carries_a_text_whatever_the_policy_wrote(reply: Reply) 
     assert all(isinstance(item["input"], str) for item in custom)
 
 
+OWN = RESPONSES.parse({"input": "x", "tools": [{"type": t} for t in ("local_shell", "shell", "apply_patch")]}, {})
+held = st.one_of(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "commands": st.lists(words, max_size=2) | values,
+            "command": st.lists(words, max_size=2) | values,
+            "timeout_ms": st.integers() | st.none() | values,
+            "env": st.dictionaries(words, words, max_size=2) | values,
+            "user": words | st.none(),
+        },
+    ),
+    st.fixed_dictionaries(
+        {"type": st.sampled_from(["create_file", "update_file", "delete_file", ""]), "path": words},
+        optional={"diff": words | values},
+    ),
+    objects,
+)
+
+
+@few
+@given(st.sampled_from([tool.name for tool in OWN.tools]), held)
+def test_a_shells_or_patchs_call_read_back_is_the_turn(name: str, arguments: dict[str, Any]) -> None:
+    reply = Reply(calls=(ParsedCall(name, arguments, "", "ok"),))
+    told = answer(RESPONSES, reply)
+    (item,) = json.loads(RESPONSES.body(told, OWN))["output"]
+    assert item["type"] in (f"{name}_call", "function_call")
+    (message,) = RESPONSES.parse({"input": [item]}, {}).messages
+    known = Continuity()
+    known.record(known.match(OWN.messages, OWN.tools), TURN, reply.as_message(told.call_ids), told.call_ids)
+    found = known.match((*OWN.messages, message), OWN.tools)
+    assert (found.turn, found.fork) == (TURN, "")
+
+
 KEYS = (
     *("role", "content", "type", "text", "id", "name", "input", "output", "call_id", "arguments", "summary"),
     *("encrypted_content", "namespace", "tools", "execution", "parameters", "format", "instructions", "stream"),
     *("contents", "parts", "functionCall", "function_call", "functionResponse", "response", "args", "thought"),
     *("thoughtSignature", "systemInstruction", "functionDeclarations", "parametersJsonSchema", "generationConfig"),
     *("maxOutputTokens", "max_output_tokens", "generateContentRequest", "inlineData"),
+    *("action", "operation", "outcome", "stdout", "environment", "skills", "status", "exit_code"),
 )
 TYPES = (
     *("user", "assistant", "model", "message", "reasoning", "function_call", "function_call_output", "custom"),
     *("custom_tool_call", "custom_tool_call_output", "tool_search_call", "tool_search_output", "tool_search"),
-    *("namespace", "function", "client", "input_text", "item_reference"),
+    *("namespace", "function", "client", "input_text", "item_reference", "local", "failed"),
+    *("shell", "shell_call", "shell_call_output", "apply_patch", "apply_patch_call", "apply_patch_call_output"),
+    *("local_shell", "local_shell_call", "local_shell_call_output"),
 )
 junk = st.recursive(
     leaves | st.sampled_from(TYPES),
