@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shlex
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -21,7 +20,8 @@ from e2b.envd.process import process_pb as pb
 from e2b.envd.process.process_connect import Process, ProcessASGIApplication
 from protobuf import Oneof
 
-from support.fake_clouds import Cloud, Streamed
+from support.fake_clouds import Cloud
+from support.piped import Piped
 
 KEY = "e2b_" + "0" * 40
 Reply = tuple[int, Any]
@@ -34,7 +34,7 @@ class Envd(Process):
 
     def __init__(self, cloud: Cloud) -> None:
         self._cloud = cloud
-        self._live: dict[int, Streamed] = {}
+        self._live: dict[int, Piped] = {}
 
     async def start(self, request: pb.StartRequest, ctx: Any) -> AsyncIterator[pb.StartResponse]:
         name, process = ctx.request_headers["e2b-sandbox-id"], request.process
@@ -44,9 +44,9 @@ class Envd(Process):
         pid = len(self._live) + 1000
         try:
             if request.stdin:
-                self._live[pid] = await self._cloud.stream(name, shlex.join(argv))
+                self._live[pid] = self._cloud.start(name, argv, None)
                 yield _event("start", pb.ProcessEvent.StartEvent(pid=pid))
-                async for data in self._live[pid].output():
+                async for data in self._live[pid].output(1):
                     yield _event("data", pb.ProcessEvent.DataEvent(output=Oneof("stdout", data)))
                 code = 0
             else:
@@ -63,7 +63,7 @@ class Envd(Process):
         return pb.SendInputResponse()
 
     async def send_signal(self, request: pb.SendSignalRequest, ctx: Any) -> pb.SendSignalResponse:
-        await self._live[request.process.selector.value].end()
+        await self._live[request.process.selector.value].kill()
         return pb.SendSignalResponse()
 
 

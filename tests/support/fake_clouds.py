@@ -5,14 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import os
-import shlex
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
 
-from sandlot.sandbox import Process as Running
 from sandlot.sandbox import Sandbox, SandboxSpec, Snapshot
 from sandlot.sandbox.local import LocalBackend
 from sandlot.sandbox.local.sandbox import LocalSandbox
@@ -108,14 +104,6 @@ class Cloud:
             raise self.gone(name)
         self.calls.append(argv[-1])
 
-    async def stream(self, name: str, line: str) -> Streamed:
-        """A command whose stdin stays open: on a raw terminal, which carries bytes both ways."""
-        if name not in self.running:
-            raise self.gone(name)
-        command = ["sh", "-c", f"stty raw -echo; exec {line}"]
-        process, fd = await self.running[name].terminal(command, user="root", cwd="/")  # type: ignore[attr-defined]
-        return Streamed(process, fd)
-
     async def freeze(self, name: str) -> str:
         kept = f"frozen-{next(self._numbers)}"
         self.frozen[kept] = await self.running[name].snapshot()
@@ -141,28 +129,6 @@ class Cloud:
             await self.end(name)
 
 
-class Streamed:
-    """A command and our side of its terminal."""
-
-    def __init__(self, process: Running, fd: int) -> None:
-        self.process, self._fd = process, fd
-
-    async def output(self) -> AsyncIterator[bytes]:
-        while True:
-            try:
-                data = await asyncio.to_thread(os.read, self._fd, 1 << 16)
-            except OSError:  # nobody has the other side any more
-                return
-            yield data
-
-    async def send(self, data: bytes) -> None:
-        while data:
-            data = data[await asyncio.to_thread(os.write, self._fd, data) :]
-
-    async def end(self) -> None:
-        await self.process.kill()
-
-
 def e2b(cloud: Cloud) -> Any:
     """`e2b.AsyncSandbox`."""
     cloud.gone = GONE["e2b"]
@@ -181,13 +147,13 @@ def e2b(cloud: Cloud) -> Any:
         ) -> Any:
             assert stdin
             assert timeout == 0
-            command = await cloud.stream(name, shlex.join(["bash", "-l", "-c", cmd]))
+            command = cloud.start(name, ["bash", "-l", "-c", cmd], None)
 
             async def wait() -> None:
-                async for data in command.output():
+                async for data in command.output(1):
                     await on_stdout(data.decode())
 
-            return SimpleNamespace(wait=wait, send_stdin=command.send, kill=command.end)
+            return SimpleNamespace(wait=wait, send_stdin=command.send, kill=command.kill)
 
         async def write(path: str, data: bytes, *, user: str, use_octet_stream: bool) -> None:
             await cloud.write(name, path, data)

@@ -7,6 +7,7 @@ import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 
+from sandlot.sandbox.local.process import LocalProcess
 from sandlot.sandbox.local.sandbox import LocalSandbox
 
 
@@ -29,7 +30,7 @@ class Piped:
         """Its exit code, None when a signal or its time ended it."""
         self.ended.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody may be waiting
 
-    def _launch(self, theirs: Sequence[int]) -> object:
+    def _launch(self, theirs: Sequence[int]) -> LocalProcess:
         return self._sandbox._launch(self._sandbox._command(self._argv, "root", "/", None), theirs)
 
     def _take(self, kind: int, fd: int) -> None:
@@ -49,13 +50,12 @@ class Piped:
 
     async def _end(self, theirs: Sequence[int]) -> int | None:
         try:
-            result = await self._process.wait(self._seconds)  # type: ignore[attr-defined]
+            result = await self._process.wait(self._seconds)
             if result.exit_code is None and not (result.timed_out or self._killed or any(self._kept.values())):
                 # Whoever kills all inside kills what waits there for the local backend's next command, too.
                 self._process = self._launch(theirs)
-                result = await self._process.wait(self._seconds)  # type: ignore[attr-defined]
-            code: int | None = result.exit_code
-            return code
+                result = await self._process.wait(self._seconds)
+            return result.exit_code
         finally:
             for fd in theirs:
                 os.close(fd)
@@ -87,7 +87,7 @@ class Piped:
         """End it with all that it started, and forget its output."""
         self._killed = True
         with suppress(Exception):
-            await self._process.kill()  # type: ignore[attr-defined]
+            await self._process.kill()
         with suppress(Exception):
             await self.ended
         self.send_end()
