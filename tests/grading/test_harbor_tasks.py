@@ -40,7 +40,7 @@ async def test_cheats_earn_nothing(backend: SandboxBackend) -> None:
     task = TASKS["roman-numbers"]
     patches = await cheat_patches(task, await solution(task, backend), backend)
     assert len(patches) == 18
-    for name, patch in patches.items():
+    for name, patch in list(patches.items())[::3]:  # `test_cheats_everywhere.py` tries each on the form
         assert (name, (await grade(task, patch, backend)).reward) == (name, 0.0)
 
 

@@ -1,4 +1,4 @@
-"""Loader of Harbor task directories and local registries: a strict subset of `task.toml` 1.4.
+"""Loader of Harbor task directories: a strict subset of `task.toml` 1.4.
 
 What is not of the subset is refused by name, never ignored. `[metadata.sandlot]`, which Harbor leaves alone, may say
 `image` (`host`, a directory, a reference) and `directory` (the work tree, beside task.toml) where no image is built.
@@ -6,11 +6,9 @@ What is not of the subset is refused by name, never ignored. `[metadata.sandlot]
 
 from __future__ import annotations
 
-import json
 import os
 import re
-from collections.abc import Iterator, Mapping
-from fnmatch import fnmatchcase
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,6 +24,7 @@ from sandlot.tasks.checked import (
     read_statement,
     read_toml,
 )
+from sandlot.tasks.harbor_files import TaskFiles
 from sandlot.tasks.task import HarborGrading, Repository, Task, TaskLimits
 
 _FORBID = ConfigDict(extra="forbid")
@@ -105,19 +104,6 @@ class _Place(BaseModel):
 def is_harbor(path: Path) -> bool:
     """Whether a directory with a `task.toml` is a task of Harbor's."""
     return not (path / "statement.md").exists() and any((path / n).exists() for n in ("instruction.md", "steps"))
-
-
-def load_harbor(path: Path) -> Iterator[Task | TaskError]:
-    """The task in `path`, the tasks in its directories by name, or those of a `registry.json`."""
-    if path.is_file():
-        yield from _registry(path)
-        return
-    places = [path] if (path / "task.toml").is_file() else [file.parent for file in sorted(path.glob("*/task.toml"))]
-    for place in places:
-        try:
-            yield harbor_task(place)
-        except TaskError as error:
-            yield error
 
 
 def harbor_task(path: Path) -> Task:
@@ -224,17 +210,13 @@ def _dockerfile_workdir(path: Path) -> str:
 
 
 def _tests(path: Path) -> dict[str, bytes]:
-    """The files below `tests`, but for what `.harborignore` and caches leave out."""
-    root = path / "tests"
-    ignore = path / ".harborignore"
-    lines = ignore.read_text("utf-8", "replace").splitlines() if ignore.is_file() else []
-    patterns = [line.strip().rstrip("/") for line in lines if line.strip() and not line.startswith("#")]
-    files = {}
-    for file, data in files_below(root).items():
-        inner = file.relative_to(path)
-        if not any(fnmatchcase(part, p) or fnmatchcase(str(inner), p) for p in patterns for part in inner.parts):
-            files[file.relative_to(root).as_posix()] = data
-    return files
+    """The files below `tests`, but for what `.harborignore` files and caches leave out."""
+    root, own = path / "tests", TaskFiles(path)
+    return {
+        file.relative_to(root).as_posix(): data
+        for file, data in files_below(root).items()
+        if not own.ignored(path.resolve() / file.relative_to(path))
+    }
 
 
 _VARIABLE = re.compile(r"\$\{(?P<name>\w+)(?::-(?P<default>[^}]*))?\}")
@@ -250,30 +232,3 @@ def _resolved(file: Path, env: Mapping[str, str]) -> dict[str, str]:
         return found
 
     return {name: _VARIABLE.sub(value, text) for name, text in env.items()}
-
-
-def _registry(path: Path) -> Iterator[Task | TaskError]:
-    """The tasks of a `registry.json`: a list of data sets whose tasks lie at paths beside it."""
-    try:
-        sets = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise TaskError(f"{path}: not readable as JSON: {error}") from None
-    if not isinstance(sets, list) or not all(isinstance(s, dict) and isinstance(s.get("tasks"), list) for s in sets):
-        raise TaskError(f"{path}: must be a list of data sets with tasks")
-    number = 0
-    for dataset in sets:
-        for entry in dataset["tasks"]:
-            number += 1
-            where = f"{path}: row {number}"
-            try:
-                yield _registered(path, entry, where)
-            except TaskError as error:
-                yield error
-
-
-def _registered(path: Path, entry: Any, where: str) -> Task:
-    if not isinstance(entry, dict) or not isinstance(entry.get("path"), str):
-        raise TaskError(f"{where}: path: is missing")
-    if entry.get("git_url"):
-        raise TaskError(f"{where}: git_url: is not fetched; clone it and give the directory of its tasks")
-    return harbor_task(inside(path.parent, entry["path"], "path", where))

@@ -16,7 +16,7 @@ LOADERS = Registry(
     {
         "bundled": "sandlot.tasks.load:load_bundled",
         "directory": "sandlot.tasks.directory:load_directory",
-        "harbor": "sandlot.tasks.harbor:load_harbor",
+        "harbor": "sandlot.tasks.harbor_registry:load_harbor",
         "dataset": "sandlot.tasks.forms:load_rows",
         "jsonl": "sandlot.tasks.forms:load_rows",
         "rows": "sandlot.tasks.forms:load_agent",
@@ -52,9 +52,9 @@ def load_tasks(source: str | Path, *, skip_bad: bool = False) -> list[Task]:
     """Load every task of `source`, in a fixed order.
 
     `source` is `bundled`, a task directory (ours or Harbor's), a directory of task directories, a `.jsonl`, `.json` or
-    `.parquet` file of rows, a directory that `datasets` saved, a Harbor `registry.json`, or `form:path` with a loader's
-    name. A task that cannot be used is refused with a `TaskError` that names file, row, field and reason, or left out
-    with `skip_bad`; so are two tasks of one id.
+    `.parquet` file of rows, a directory that `datasets` saved, a Harbor `registry.json` (with `#NAME@VERSION`, one data
+    set of it) or `dataset.toml`, or `form:path` with a loader's name. A task that cannot be used is refused with a
+    `TaskError` that names file, row, field and reason, or left out with `skip_bad`; so are two tasks of one id.
     """
     loaded = load_all(source)
     if loaded.refused and not skip_bad:
@@ -97,15 +97,21 @@ def form_and_path(source: str | Path) -> tuple[str, Path]:
     path = Path(source)
     if path.is_dir():
         return ("dataset" if is_dataset(path) else "directory"), path
-    if path.is_file() and path.name == "registry.json":
+    if (path.is_file() and path.name in ("registry.json", "dataset.toml")) or _chosen(path):
         return "harbor", path
     if path.is_file() and path.suffix in SUFFIXES:
         return "dataset", path
     name, colon, rest = text.partition(":")
     if colon and name in LOADERS.names():
-        if not Path(rest).exists():
+        if not Path(rest).exists() and not _chosen(Path(rest)):
             raise TaskError(f"{rest}: no such file or directory")
         return name, Path(rest)
     if path.exists():
         raise TaskError(f"{path}: no loader reads this file; give a task directory or one of {', '.join(SUFFIXES)}")
     raise TaskError(f"{path}: no such file or directory; give `bundled`, a task directory or a file of rows")
+
+
+def _chosen(path: Path) -> bool:
+    """Whether `path` names one data set of a registry that is there: `DIRECTORY/registry.json#NAME`."""
+    file, hash_, _ = str(path).rpartition("#")
+    return bool(hash_) and Path(file).name == "registry.json" and Path(file).is_file()
