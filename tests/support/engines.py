@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import socket
+import tempfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Protocol
@@ -64,20 +65,24 @@ async def vllm(model: Path, directory: Path, *, max_context: int, logprobs_mode:
     argv += ["--enable-prompt-tokens-details", "--served-model-name", "toy"]
     env = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     env["OMP_NUM_THREADS"] = "1"
-    env |= {"TMPDIR": str(directory), "TORCHINDUCTOR_CACHE_DIR": str(cache_dir() / "tests" / "inductor")}
+    env["TORCHINDUCTOR_CACHE_DIR"] = str(cache_dir() / "tests" / "inductor")
     url = f"http://127.0.0.1:{port}"
-    with (directory / "vllm.log").open("wb") as log:
-        process = await asyncio.create_subprocess_exec(*argv, stdout=log, stderr=log, env=env, start_new_session=True)
-    try:
-        await _healthy(url, process, directory / "vllm.log")
-        yield url
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
+    # Its sockets lie there, whose paths must be short.
+    with tempfile.TemporaryDirectory(prefix="sandlot-vllm-", dir="/tmp") as env["TMPDIR"]:
+        with (directory / "vllm.log").open("wb") as log:
+            process = await asyncio.create_subprocess_exec(
+                *argv, stdout=log, stderr=log, env=env, start_new_session=True
+            )
         try:
-            await asyncio.wait_for(process.wait(), 15)
-        except TimeoutError:
-            os.killpg(process.pid, signal.SIGKILL)
+            await _healthy(url, process, directory / "vllm.log")
+            yield url
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), 15)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # its workers, too
             await process.wait()
 
 
