@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sandlot.cache import Kept
-from sandlot.errors import MissingDependencyError, SandlotError
+from sandlot.errors import SandlotError
 
 EMPTY_TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
 _TIMEOUT = 600.0
@@ -119,7 +119,7 @@ def run_git(
             check=False,
         )
     except FileNotFoundError:
-        raise MissingDependencyError("git", "git") from None
+        raise GitError("git is not installed here; install it (Debian and Ubuntu: apt-get install git)") from None
     except subprocess.TimeoutExpired:
         raise GitError(f"git {_name(arguments)} ran longer than {_TIMEOUT:.0f} s") from None
     if done.returncode not in allowed:
