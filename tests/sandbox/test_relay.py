@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from sandlot.errors import SandboxError, SandboxLostError
 from sandlot.sandbox.remote import mux
-from sandlot.sandbox.remote.relay import Relay
+from sandlot.sandbox.remote.relay import Relay, loopback_listener
 from support.backends import _free_port
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -219,6 +219,21 @@ async def test_a_command_that_dies_breaks_its_connections_and_is_started_again()
             except OSError:
                 await asyncio.sleep(0.05)
         assert len(place.commands) == 2
+
+
+async def test_no_small_packet_of_an_answer_is_held_back() -> None:
+    without_delay: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        accepted = writer.get_extra_info("socket")
+        without_delay.set_result(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        writer.close()
+
+    listener = loopback_listener()
+    async with await asyncio.start_server(answer, sock=listener):
+        _, writer = await asyncio.open_connection(*listener.getsockname())
+        assert await without_delay == 1
+        writer.close()
 
 
 async def test_what_cannot_start_is_told_and_not_tried_for_ever() -> None:

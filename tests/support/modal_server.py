@@ -226,7 +226,7 @@ class CommandRouter(_Service):
 @asynccontextmanager
 async def serve(cloud: Cloud) -> AsyncIterator[None]:
     """Serve until the end of the block, to the SDK in this process."""
-    with socket.socket() as listening:
+    with socket.socket(proto=socket.IPPROTO_TCP) as listening:  # as asyncio must know, to send without a delay
         listening.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         running = CommandRouter(cloud)
