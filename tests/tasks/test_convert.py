@@ -28,7 +28,9 @@ from sandlot.tasks import (
 )
 from sandlot.tasks.convert import row_of, write_rows
 from sandlot.tasks.forms import agent_task
+from support.harbor_sets import task as harbor_task
 from support.profiles import few
+from support.repositories import write
 
 TEXT = st.text(min_size=1, max_size=20).filter(str.strip)
 NAMES = st.lists(TEXT, min_size=1, max_size=3).map(tuple)
@@ -84,6 +86,39 @@ def test_the_bundled_tasks_come_back_with_their_repositories(tmp_path: Path) -> 
         assert new.repository.fast_export.parent == tmp_path / "out" / "all.repositories"
         assert new.repository.fast_export.read_bytes() == old.repository.fast_export.read_bytes()
         assert new.repository.base == old.repository.base
+
+
+def test_what_was_written_can_be_moved(tmp_path: Path) -> None:
+    place = harbor_task(tmp_path / "tasks", "a", docker_image="")
+    write(place, {"solution/solve.sh": "true\n", "environment/Dockerfile": "FROM x\n", "environment/l": Path("gone")})
+    for _ in range(2):  # once more over what is there
+        write_rows(load_tasks(place), tmp_path / "out" / "all.jsonl")
+    (tmp_path / "out").rename(tmp_path / "moved")
+    (tmp_path / "tasks").rename(tmp_path / "gone")
+    (task,) = load_tasks(tmp_path / "moved" / "all.jsonl")
+    directory = Path(task.image.removeprefix("dockerfile:"))
+    assert (directory / "Dockerfile").read_text() == "FROM x\n"
+    solution = Path(str(task.metadata["solution"]))
+    assert (solution / "solve.sh").read_text() == "true\n"
+    assert {directory.parent, solution.parent} == {tmp_path / "moved" / "all.repositories"}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("solution", "/etc", "metadata.solution: '/etc' leads out"),
+        ("solution", "..", "metadata.solution: '..' leads out"),
+        ("image", "dockerfile:../x", "metadata.image: '../x' leads out"),
+        ("image", "dockerfile:x", "metadata.image: 'x' does not exist"),
+    ],
+)
+def test_a_row_names_nothing_beyond_its_own_directory(tmp_path: Path, key: str, value: str, reason: str) -> None:
+    metadata = {"image": "i", "workdir": "/w", "grading": {"form": "harbor", "files": {"test.sh": ""}}, key: value}
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"prompt": "p", "label": "x", "metadata": metadata}) + "\n")
+    with pytest.raises(TaskError) as refused:
+        load_tasks(path)
+    assert reason in str(refused.value)
 
 
 @pytest.mark.parametrize(

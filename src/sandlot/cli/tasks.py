@@ -100,7 +100,7 @@ def check(
 @group.command()
 def convert(
     source: Annotated[str, typer.Argument(help="Tasks of any form.")],
-    out: Annotated[Path, typer.Argument(help="The .jsonl file to write; repositories go to a directory beside it.")],
+    out: Annotated[Path, typer.Argument(help="The .jsonl file to write; repositories and the like go beside it.")],
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out what cannot be used.")] = False,
 ) -> None:
     """Write the tasks of SOURCE as rows of one form, which load as the same tasks."""

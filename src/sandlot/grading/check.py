@@ -17,7 +17,7 @@ from sandlot.grading.grade import grade
 from sandlot.grading.opening import bench_spec
 from sandlot.grading.verdict import Verdict
 from sandlot.sandbox import SandboxBackend
-from sandlot.tasks.task import GradingOptions, R2EGrading, Task
+from sandlot.tasks.task import GradingOptions, HarborGrading, R2EGrading, Task
 from sandlot.workspace import Prepared, capture, prepare
 from sandlot.workspace.git import Entry, Store
 from sandlot.workspace.repository import built
@@ -121,7 +121,7 @@ async def solution(task: Task, backend: SandboxBackend) -> bytes:
     """The task's known solution: its patch, or what its solution script leaves behind. `GradingError` without one."""
     if task.gold_patch is not None:
         return task.gold_patch
-    place = str(task.metadata.get("solution") or "")
+    place = str(task.metadata.get("solution") or "") if isinstance(task.grading, HarborGrading) else ""
     if not place:
         raise GradingError(f"task {task.id} has no known solution, so nothing can be proven")
     spec = await asyncio.to_thread(bench_spec, task, None)

@@ -30,6 +30,8 @@ from sandlot.tasks.task import (
     TaskLimits,
 )
 
+DOCKERFILE = "dockerfile:"
+"""An image that is built: this, and the directory of its Dockerfile."""
 FORMS: dict[str, type] = {
     "pytest": PytestGrading,
     "command": CommandGrading,
@@ -42,7 +44,7 @@ FORMS: dict[str, type] = {
 
 
 def write_rows(tasks: Sequence[Task], out: Path) -> None:
-    """Write one row per task to the JSONL file `out`; their repositories go to a directory beside it."""
+    """Write one row per task to the JSONL file `out`; what they need of this machine goes to a directory beside it."""
     place = out.with_name(f"{out.stem}.repositories")
     out.parent.mkdir(parents=True, exist_ok=True)
     with out.open("w", encoding="utf-8") as lines:
@@ -51,19 +53,22 @@ def write_rows(tasks: Sequence[Task], out: Path) -> None:
 
 
 def row_of(task: Task, place: Path) -> dict[str, Any]:
-    """The row of a task; its repository is copied into `place`, which is to lie beside the row's file. Blocking."""
+    """The row of a task. Its repository, its solution script and the directory of its Dockerfile are copied into
+    `place`, which is to lie beside the row's file. Blocking."""
     form = next((name for name, kind in FORMS.items() if type(task.grading) is kind), None)
     if form is None:
         raise TaskError(f"task {task.id}: no row can hold a grading of the kind {type(task.grading).__name__}")
     facts: dict[str, Any] = {
         **task.metadata,
         "instance_id": task.id,
-        "image": task.image,
+        "image": _image(task, place),
         "workdir": task.workdir,
         "grading": {"form": form, **written(task.grading)},
     }
+    if isinstance(task.grading, HarborGrading) and (solution := facts.get("solution")):
+        facts["solution"] = _copied(Path(solution), place)
     if task.repository is not None:
-        facts["repository"] = _copied(task.repository, place)
+        facts["repository"] = _repository(task.repository, place)
     if task.gold_patch is not None:
         facts["gold_patch"] = _bytes(task.gold_patch)
     if task.mutation is not None:
@@ -83,18 +88,32 @@ def row_of(task: Task, place: Path) -> dict[str, Any]:
     return {"prompt": task.statement, "label": task.id, "metadata": facts}
 
 
-def _copied(repository: Repository, place: Path) -> dict[str, str]:
-    source = repository.fast_export or repository.directory
-    assert source is not None
-    place.mkdir(parents=True, exist_ok=True)
+def _image(task: Task, place: Path) -> str:
+    directory = task.image.removeprefix(DOCKERFILE)
+    return task.image if directory == task.image else f"{DOCKERFILE}{_copied(Path(directory), place)}"
+
+
+def _repository(repository: Repository, place: Path) -> dict[str, str]:
     if repository.fast_export is not None:
+        place.mkdir(parents=True, exist_ok=True)
         data = repository.fast_export.read_bytes()
         target = place / f"{hashlib.sha256(data).hexdigest()[:16]}.fi"
         target.write_bytes(data)
         return {"fast_export": f"{place.name}/{target.name}", "base": repository.base}
-    target = place / f"{source.resolve().parent.name}-{hashlib.sha256(bytes(source.resolve())).hexdigest()[:8]}"
-    shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
-    return {"directory": f"{place.name}/{target.name}", "base": repository.base}
+    assert repository.directory is not None
+    return {"directory": _copied(repository.directory, place), "base": repository.base}
+
+
+def _copied(source: Path, place: Path) -> str:
+    """Copy a directory into `place`; its path from the row's file."""
+    source = source.resolve()
+    target = place / f"{source.parent.name}-{hashlib.sha256(bytes(source)).hexdigest()[:8]}"
+    shutil.rmtree(target, ignore_errors=True)
+    try:
+        shutil.copytree(source, target, symlinks=True)
+    except OSError as error:
+        raise TaskError(f"{source} cannot be copied to {target}: {error}") from None
+    return f"{place.name}/{target.name}"
 
 
 def written(value: Any) -> dict[str, Any]:

@@ -13,9 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sandlot.tasks.convert import read_grading, read_mutation
+from sandlot.tasks.checked import inside
+from sandlot.tasks.convert import DOCKERFILE, read_grading, read_mutation
 from sandlot.tasks.row import Row
-from sandlot.tasks.task import CommandGrading, Grading, ScriptGrading, SweProGrading, Task
+from sandlot.tasks.task import CommandGrading, Grading, HarborGrading, ScriptGrading, SweProGrading, Task
 
 _LABEL_LIMIT = 256
 """Labels from this length on are a grader's payload, not a name."""
@@ -99,13 +100,13 @@ def _task(row: _Row) -> Task:
     repository = row.repository(metadata, "metadata.repository")
     if image == "host" and repository is None:
         raise row.error("metadata.repository", "the image 'host' holds no repository, so one must be named here")
-    gold = metadata.get("gold_patch")
+    gold, grading = metadata.get("gold_patch"), _grading(row)
     mutation = row.object(metadata, "mutation", "metadata.mutation")
     return Task(
         id=_identity(row),
         statement=statement,
-        grading=_grading(row),
-        image=image,
+        grading=grading,
+        image=_image(row, image),
         repository=repository,
         workdir=workdir,
         setup=_setup(row),
@@ -116,16 +117,25 @@ def _task(row: _Row) -> Task:
         mutation=read_mutation(row, mutation, "metadata.mutation") if mutation else None,
         hidden=row.strings(metadata, "metadata", "hidden"),
         python=row.text(metadata, "python", "metadata.python"),
-        metadata=_rest(row),
+        metadata=_rest(row, grading),
     )
 
 
-def _rest(row: _Row) -> dict[str, Any]:
+def _image(row: _Row, image: str) -> str:
+    directory = image.removeprefix(DOCKERFILE)
+    if directory == image or Path(directory).is_absolute():
+        return image
+    return f"{DOCKERFILE}{inside(row.path.parent, directory, 'metadata.image', row.where).resolve()}"
+
+
+def _rest(row: _Row, grading: Grading) -> dict[str, Any]:
     """What the row says besides; `base_commit` is where an image's repository is taken to."""
     rest = {key: value for key, value in row.metadata.items() if key not in _KNOWN}
     swepro = row.metadata.get("swepro")
     if isinstance(swepro, Mapping) and isinstance(swepro.get("base_commit"), str):
         rest.setdefault("base_commit", swepro["base_commit"])
+    if isinstance(grading, HarborGrading) and (solution := row.text(rest, "solution", "metadata.solution")):
+        rest["solution"] = str(inside(row.path.parent, solution, "metadata.solution", row.where).resolve())
     return rest
 
 
