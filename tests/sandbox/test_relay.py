@@ -23,15 +23,20 @@ Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
 
 
 class Command:
-    """See `Stream`: a process of this machine."""
+    """See `Stream`: a process of this machine. Its last two bytes wait for more, as in Daytona's SDK."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
+        self._waiting = b""
 
     async def read(self) -> tuple[int, bytes] | None:
         assert self.process.stdout is not None
-        data = await self.process.stdout.read(1 << 16)
-        return (1, data) if data else None
+        while data := await self.process.stdout.read(1 << 16):
+            data = self._waiting + data
+            self._waiting = data[-2:]
+            if data[:-2]:
+                return 1, data[:-2]
+        return None
 
     async def write(self, data: bytes) -> None:
         assert self.process.stdin is not None

@@ -18,7 +18,7 @@ from sandlot.sandbox.remote.machine import Frozen, Machine
 from sandlot.sandbox.remote.process import HandedStream, Stream
 
 _SNAPSHOT = "snapshot:"
-_ALIVE = ("started", "snapshotting")
+_ENDED = ("destroyed", "destroying", "stopped", "stopping", "archived", "archiving", "error")
 _LOST = ("DaytonaNotFoundError", "DaytonaGoneError")
 _FINAL = ("DaytonaAuthenticationError", "DaytonaForbiddenError", "DaytonaBadRequestError")
 
@@ -47,7 +47,7 @@ class _Machine(Machine):
             await self._sandbox.refresh_data()
         except Exception as error:
             return type(error).__name__ in _LOST
-        return str(getattr(self._sandbox.state, "value", self._sandbox.state)) not in _ALIVE
+        return str(getattr(self._sandbox.state, "value", self._sandbox.state)) in _ENDED
 
     async def stream(self, line: str) -> Stream:
         process, session = self._sandbox.process, f"sandlot-{secrets.token_hex(6)}"

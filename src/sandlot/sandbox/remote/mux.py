@@ -20,6 +20,8 @@ CONNECTIONS = 256
 _PIECE = 3 << 14
 _LINE = 2 * _PIECE
 _BATCH = 1 << 18
+_FILL = b"\n\n"
+"""Nothing; an SDK may hold back the last two bytes until more come, which then are these."""
 OPEN, DATA, END, TAKEN, RESET, HELLO = b"O", b"D", b"E", b"T", b"R", b"H"
 
 
@@ -69,7 +71,7 @@ class Mux:
                     taken += 1
                 batch = b"".join(self._lines[:taken])
                 del self._lines[:taken]
-                await self._write(batch)
+                await self._write(batch + _FILL)
 
     def feed(self, data: bytes) -> int:
         """Take bytes of the other side; the number that its greeting carried, else 0."""
@@ -77,7 +79,7 @@ class Mux:
         if len(self._rest) > _LINE:
             raise ProtocolError("a message is too long")
         greeting = 0
-        for line in lines:
+        for line in filter(None, lines):
             try:
                 kind, number, text = line.split(b" ")
                 if kind == HELLO:
