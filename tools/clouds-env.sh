@@ -1,6 +1,6 @@
 #!/bin/sh
-# Make (once) an environment with the SDKs of the clouds, and print its interpreter: the tests that hold the doubles and
-# the adapters to them run there.
+# Make (once) an environment with the SDKs of the clouds, and print its interpreter: the tests of the adapters with these,
+# and with servers that speak their wires, run there.
 # usage: SANDLOT_TEST_CLOUDS_PYTHON=$(tools/clouds-env.sh [PYTHON3.11])
 set -eu
 cd "$(dirname "$0")/.."

@@ -92,12 +92,18 @@ async def test_what_does_not_start_is_removed(backend: DaytonaBackend, account: 
     assert account.states == {}
 
 
-async def test_a_dockerfile_takes_nothing_from_elsewhere(backend: DaytonaBackend, tmp_path: Path) -> None:
+async def test_a_dockerfile_is_built_and_takes_nothing_from_elsewhere(
+    backend: DaytonaBackend, cloud: Cloud, tmp_path: Path
+) -> None:
     (tmp_path / "secret").write_text("of this machine")
     (tmp_path / "task").mkdir()
     spec = SandboxSpec(image=f"dockerfile:{tmp_path}/task")
     with pytest.raises(SandboxUnavailableError, match=r"Dockerfile .* does not exist"):
         await backend.create(spec)
+    text = "FROM debian:12\nRUN touch /made\n"
+    (tmp_path / "task" / "Dockerfile").write_text(text)
+    async with await backend.create(spec):
+        assert cloud.created[0]["buildInfo"]["dockerfileContent"] == text
     (tmp_path / "task" / "Dockerfile").write_text("FROM debian:12\nCOPY ../secret /\n")
     with pytest.raises(SandboxError, match="outside") as told:
         await backend.create(spec)
