@@ -6,7 +6,7 @@ import pytest
 
 from sandlot.grading import grade
 from sandlot.tasks import CommandGrading, Task
-from support.backends import open_backend
+from support.backends import CLOUDS, open_backend
 from support.cheats import GOLD, at_import, calc_patch, calc_task
 
 pytestmark = pytest.mark.slow
@@ -37,7 +37,7 @@ def task() -> Task:
     return calc_task(CommandGrading(command), image="some-image", python="python3")
 
 
-@pytest.mark.parametrize("name", ["e2b", "kubernetes"])
+@pytest.mark.parametrize("name", CLOUDS)
 async def test_a_command_is_graded_anywhere(name: str) -> None:
     backend, end = await open_backend(name)
     try:
