@@ -3,8 +3,10 @@
 import asyncio
 import io
 import os
+import random
 import tarfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -234,6 +236,21 @@ async def test_members_do_not_follow_links(sandbox: LocalSandbox) -> None:
     await sandbox.upload_tar("/workspace/in", data)
     assert (await sandbox.exec("ls /tmp/outside")).stdout == b""
     assert (await sandbox.exec("cat in/out/file in/planted/file in/self/z")).stdout == b"xyz"
+
+
+@on_module_loop
+async def test_a_tar_is_read_from_a_file(sandbox: LocalSandbox, tmp_path: Path) -> None:
+    """It is larger than a pipe, and whoever refuses it does not wait for its end."""
+    content = random.Random(1).randbytes(3 << 20)
+    file = tmp_path / "x.tar"
+    file.write_bytes(_tar(("d/big", content), ("l", "d/big")))
+    await sandbox.upload_tar("/workspace/in", file)
+    assert await sandbox.read_file("/workspace/in/l") == content
+    file.write_bytes(_tar(("../out", content)))
+    with pytest.raises(SandboxError):
+        await sandbox.upload_tar("/workspace/in", file)
+    with pytest.raises(FileNotFoundError):
+        await sandbox.upload_tar("/workspace/in", tmp_path / "none.tar")
 
 
 @on_module_loop

@@ -151,8 +151,9 @@ class Sandbox(Protocol):
         """Write a file, parents made; may be repeated."""
         ...
 
-    async def upload_tar(self, path: str, data: bytes, *, user: str = AGENT_USER) -> None:
-        """Unpack an uncompressed tar below the directory `path`, inside the sandbox, owned by `user`."""
+    async def upload_tar(self, path: str, data: bytes | Path, *, user: str = AGENT_USER) -> None:
+        """Unpack an uncompressed tar (a `Path`: a file of this machine) below the directory `path`, inside the sandbox,
+        owned by `user`."""
         ...
 
     def download_tar(

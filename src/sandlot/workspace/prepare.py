@@ -49,7 +49,7 @@ async def prepare(sandbox: Sandbox, task: Task) -> Prepared:
         await _run_setup(sandbox, task)
         return await _observed(sandbox, task, commit)
     repository = await asyncio.to_thread(built, task.repository, task.mutation)
-    await sandbox.upload_tar(task.workdir, await asyncio.to_thread(repository.tar.read_bytes), user=AGENT_USER)
+    await sandbox.upload_tar(task.workdir, repository.tar, user=AGENT_USER)
     await _expect_clean(sandbox, task, repository.commit)
     if task.setup:
         await _run_setup(sandbox, task)

@@ -21,7 +21,7 @@ _CHUNK = 1 << 20
 
 
 def unpack(path: str, source: int) -> None:
-    """Unpack the tar in `source` below the directory `path`, made if absent.
+    """Unpack the tar that `source` (a file or a pipe) holds below the directory `path`, made if absent.
 
     Members with an absolute or parent-relative name, links out by hard link, devices, FIFOs and sparse files are
     refused; what stands in the way of a member is replaced.
@@ -30,7 +30,10 @@ def unpack(path: str, source: int) -> None:
     root = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     modes: dict[str, tuple[int, float]] = {}
     try:
-        with open(source, "rb", closefd=False) as file, tarfile.open(fileobj=file, mode="r:", errorlevel=2) as archive:
+        with (
+            open(source, "rb", closefd=False) as file,
+            tarfile.open(fileobj=file, mode="r|", errorlevel=2, bufsize=_CHUNK) as archive,
+        ):
             while (member := archive.next()) is not None:
                 archive.members.clear()  # type: ignore[attr-defined]  # a million members must not be a million objects
                 _unpack_member(root, archive, member, modes)

@@ -8,6 +8,7 @@ import socket
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
 from typing import IO, Any
 
 from sandlot.errors import SandboxError, SandboxLostError
@@ -223,10 +224,11 @@ class RemoteSandbox(ABC):
         result = await self._helper(scripts.write_file(path, len(data), mode), user=user, stdin=data)
         self._check_file(result, path)
 
-    async def upload_tar(self, path: str, data: bytes, *, user: str = AGENT_USER) -> None:
+    async def upload_tar(self, path: str, data: bytes | Path, *, user: str = AGENT_USER) -> None:
         """See `Sandbox.upload_tar`."""
         path = self._absolute(path)
-        archive, listing = await asyncio.to_thread(tars.checked, data, _IDS.get(user, 0))
+        whole = data if isinstance(data, bytes) else await asyncio.to_thread(data.read_bytes)
+        archive, listing = await asyncio.to_thread(tars.checked, whole, _IDS.get(user, 0))
         self._check_file(await self._helper(scripts.clear_way(path, len(listing)), user=user, stdin=listing), path)
         self._check_file(await self._helper(scripts.unpack(path, len(archive)), user=user, stdin=archive), path)
 
