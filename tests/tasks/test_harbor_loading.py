@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from sandlot.errors import TaskError
-from sandlot.tasks import GradingOptions, HarborGrading, load_all, load_tasks
+from sandlot.tasks import GradingOptions, HarborGrading, bundled_path, load_all, load_tasks
 from support.repositories import write
 
 TOML = """\
@@ -147,3 +148,18 @@ def test_harbor_tasks_and_ours_may_lie_side_by_side(tmp_path: Path) -> None:
     loaded = load_all(tmp_path)
     assert [task.id for task in loaded.tasks] == ["b"]
     assert "difficulty" in str(loaded.refused[0])
+
+
+@pytest.mark.parametrize("name", ["task.toml", "instruction.md", "statement.md", "solution/gold.patch", "gold.patch"])
+def test_no_file_of_a_task_is_read_elsewhere(tmp_path: Path, name: str) -> None:
+    """A task that somebody else wrote must not have a file of this machine told to an agent."""
+    secret = tmp_path / "secret"
+    secret.write_text(TOML)
+    path = tmp_path / "one"
+    if name in ("statement.md", "gold.patch"):
+        shutil.copytree(bundled_path() / "page-count", path)
+    else:
+        harbor(tmp_path)
+    write(path, {name: Path("../secret")})
+    with pytest.raises(TaskError, match=f"{name}: is a link that leads out"):
+        load_tasks(path)

@@ -46,10 +46,20 @@ def inside(root: Path, relative: str, field: str, where: str) -> Path:
     return path
 
 
+def own(file: Path, root: Path) -> Path:
+    """`file`, refused where a link leads out of `root`: what it stands for would be told to an agent."""
+    try:
+        if file.resolve().is_relative_to(root.resolve()):
+            return file
+    except (OSError, RuntimeError):
+        pass  # a ring of links
+    raise TaskError(f"{file}: is a link that leads out of {root}")
+
+
 def read_toml(file: Path) -> dict[str, Any]:
     """The content of a task file."""
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        return tomllib.loads(own(file, file.parent).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise TaskError(f"{file}: not readable as TOML: {error}") from None
 
@@ -57,7 +67,7 @@ def read_toml(file: Path) -> dict[str, Any]:
 def read_statement(file: Path) -> str:
     """The text of a file that must say something."""
     try:
-        text = file.read_text(encoding="utf-8")
+        text = own(file, file.parent).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise TaskError(f"{file}: the {file.stem} cannot be read: {error}") from None
     if not text.strip():

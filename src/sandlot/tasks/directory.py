@@ -18,6 +18,7 @@ from sandlot.tasks.checked import (
     explain,
     files_below,
     inside,
+    own,
     read_statement,
     read_toml,
 )
@@ -124,7 +125,7 @@ def load_task(path: Path) -> Task:
         protected=tuple(spec.protected),
         limits=TaskLimits(**spec.limits.model_dump()),
         options=options,
-        gold_patch=(path / "gold.patch").read_bytes() if (path / "gold.patch").is_file() else None,
+        gold_patch=own(path / "gold.patch", path).read_bytes() if (path / "gold.patch").is_file() else None,
         metadata={"difficulty": spec.difficulty, "description": spec.description},
     )
 

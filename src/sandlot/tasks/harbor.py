@@ -21,6 +21,7 @@ from sandlot.tasks.checked import (
     explain,
     files_below,
     inside,
+    own,
     read_statement,
     read_toml,
 )
@@ -140,7 +141,7 @@ def harbor_task(path: Path) -> Task:
         repository=repository,
         workdir=workdir,
         limits=limits,
-        gold_patch=gold.read_bytes() if gold.is_file() else None,
+        gold_patch=own(gold, path).read_bytes() if gold.is_file() else None,
         options=options,
         metadata={
             "harbor": spec.task.name or name,

@@ -162,7 +162,7 @@ def _pinned(place: Path | None, wanted: _Reference, where: str) -> Task:
         )
     try:
         digest = TaskFiles(place).digest
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise TaskError(f"{where}: {place} cannot be read: {error}") from None
     if digest != wanted.digest:
         raise TaskError(
