@@ -160,6 +160,6 @@ def test_no_file_of_a_task_is_read_elsewhere(tmp_path: Path, name: str) -> None:
         shutil.copytree(bundled_path() / "page-count", path)
     else:
         harbor(tmp_path)
-    write(path, {name: Path("../secret")})
+    write(path, {name: secret})
     with pytest.raises(TaskError, match=f"{name}: is a link that leads out"):
         load_tasks(path)
