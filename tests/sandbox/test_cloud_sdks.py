@@ -21,7 +21,7 @@ pytestmark = [
 ]
 
 
-CALLS = ("test_sandbox_exec.py", "test_sandbox_ends.py", "test_sandbox_snapshot.py")
+CONTRACT = ("test_sandbox_exec.py", "test_sandbox_ends.py", "test_sandbox_snapshot.py", "test_sandbox_files.py")
 INSIDE = ("test_e2b_inside.py", "test_modal_inside.py", "test_daytona_inside.py", "test_kubernetes_inside.py")
 
 
@@ -30,10 +30,7 @@ INSIDE = ("test_e2b_inside.py", "test_modal_inside.py", "test_daytona_inside.py"
     [
         (("test_clouds.py",), "", 36),
         (INSIDE, "", 20),
-        (CALLS, "e2b-sdk", 30),
-        ((*CALLS, "test_sandbox_files.py"), "modal", 45),
-        ((*CALLS, "test_sandbox_files.py"), "daytona", 45),
-        ((*CALLS, "test_sandbox_files.py"), "kubernetes", 45),
+        *((CONTRACT, name, 45) for name in ("e2b-sdk", "modal", "daytona", "kubernetes")),
     ],
 )
 def test_the_adapters_with_the_sdks(modules: tuple[str, ...], only: str, least: int) -> None:

@@ -18,7 +18,7 @@ from sandlot.sandbox.local import LocalBackend
 from sandlot.sandbox.remote import owner
 from sandlot.sandbox.remote.tunnel import Tunnel
 from support.backends import CLOUDS, DAYTONA, MODAL, _free_port, cloud_backend, serve
-from support.fake_clouds import Cloud
+from support.clouds import Cloud
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),

@@ -16,7 +16,7 @@ from sandlot.sandbox import Limits, SandboxSpec
 from sandlot.sandbox.daytona import DaytonaBackend
 from sandlot.sandbox.local import LocalBackend
 from support import daytona_server
-from support.fake_clouds import Cloud
+from support.clouds import Cloud
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

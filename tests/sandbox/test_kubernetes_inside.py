@@ -16,7 +16,7 @@ from sandlot.sandbox import SandboxSpec
 from sandlot.sandbox.kubernetes import KubernetesBackend
 from sandlot.sandbox.local import LocalBackend
 from support import kubernetes_server
-from support.fake_clouds import Cloud
+from support.clouds import Cloud
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -27,7 +27,7 @@ SPEC = SandboxSpec(image="some-pool", env={"GIVEN": "1"}, labels={"group id": "Ã
 async def cloud() -> AsyncIterator[Cloud]:
     local = LocalBackend()
     made = Cloud(local)
-    async with kubernetes_server.serve(made) as made.url:
+    async with kubernetes_server.serve(made):
         yield made
     await made.close()
     await local.close()

@@ -20,7 +20,7 @@ from sandlot.sandbox import SandboxSpec
 from sandlot.sandbox.local import LocalBackend
 from sandlot.sandbox.modal import ModalBackend
 from support import modal_server
-from support.fake_clouds import GONE, Cloud
+from support.clouds import Cloud
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -30,7 +30,7 @@ SPEC = SandboxSpec(image="some-image", network="gateway")
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def cloud() -> AsyncIterator[Cloud]:
     local = LocalBackend()
-    made = Cloud(local, gone=GONE["modal"])
+    made = Cloud(local)
     async with modal_server.serve(made):
         yield made
     await made.close()

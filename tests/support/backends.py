@@ -18,23 +18,26 @@ import pytest
 from sandlot.sandbox import SANDBOXES, Check, Sandbox, SandboxBackend, SandboxSpec
 from sandlot.sandbox.local import LocalBackend
 from sandlot.sandbox.remote import owner
-from support import fake_clouds
+from support import e2b_double
+from support.clouds import Cloud
 
 MODAL = ["modal"] if importlib.util.find_spec("modal") else []
 DAYTONA = ["daytona"] if importlib.util.find_spec("daytona") else []
 KUBERNETES = ["kubernetes"] if importlib.util.find_spec("k8s_agent_sandbox") else []
-CLOUDS = ["e2b", *MODAL, *DAYTONA, *KUBERNETES]
-"""E2B's by a double of its SDK; the others, where Python has them, by the SDKs with servers that speak their wires."""
+WIRED = [*MODAL, *DAYTONA, *KUBERNETES]
+"""Clouds by their official SDKs with servers that speak their wires, where Python has them."""
+CLOUDS = ["e2b", *WIRED]
+"""E2B's by a double of its SDK."""
 HARBOR = ["harbor"] if importlib.util.find_spec("harbor") else []
 """Harbor's environments, where Python has Harbor; there is one for this machine, our own."""
 SDK = ["e2b-sdk"] if importlib.util.find_spec("e2b") else []
-"""The official SDK with a server that speaks its wire, where Python has it."""
+"""E2B by its official SDK, likewise."""
 ON_THIS_MACHINE = ["local", pytest.param("docker", marks=pytest.mark.slow)]
-EVERYWHERE = ["local", *(pytest.param(name, marks=pytest.mark.slow) for name in ("docker", *CLOUDS, *HARBOR, *SDK))]
+EVERYWHERE = ["local", *(pytest.param(name, marks=pytest.mark.slow) for name in ("docker", *WIRED, *HARBOR, *SDK))]
 """Modules that name this as `BACKENDS` are run over all of them."""
 FREEZING = [
     *ON_THIS_MACHINE,
-    *(pytest.param(name, marks=pytest.mark.slow) for name in ("e2b", *MODAL, *DAYTONA, *SDK)),
+    *(pytest.param(name, marks=pytest.mark.slow) for name in (*MODAL, *DAYTONA, *SDK)),
 ]
 """Those that keep the files of a sandbox."""
 MAKER = owner.labels(0)["sandlot.owner"]
@@ -49,7 +52,7 @@ PODMAN = Path(__file__).parents[2] / "tools/podman-service.sh"
 class HostImage:
     """A cloud whose image `host` is what the double boots, for suites that name no other."""
 
-    cloud: fake_clouds.Cloud
+    cloud: Cloud
 
     def __init__(self, inner: SandboxBackend, **always: Any) -> None:
         self.inner, self._always = inner, always
@@ -92,7 +95,7 @@ async def open_backend(name: str) -> tuple[Any, Any]:
     if name in CLOUDS:
         local = LocalBackend()
         port = _free_port()
-        cloud = fake_clouds.Cloud(local, port)
+        cloud = Cloud(local, port)
         serving = serve(name, cloud)
         await serving.__aenter__()
         address = f"tcp://127.0.0.1:{port}"
@@ -125,7 +128,7 @@ async def _with_e2bs_sdk() -> tuple[Any, Any]:
     from support import e2b_server
 
     local = LocalBackend()
-    cloud = fake_clouds.Cloud(local, gone=fake_clouds.GONE["e2b"])
+    cloud = Cloud(local)
     serving = e2b_server.serve(cloud)
     url = await serving.__aenter__()
     os.environ.update(E2B_API_KEY=e2b_server.KEY, E2B_API_URL=url, E2B_SANDBOX_URL=url, E2B_HTTP_VERSION="1.1")
@@ -141,38 +144,21 @@ async def _with_e2bs_sdk() -> tuple[Any, Any]:
 
 
 @asynccontextmanager
-async def serve(name: str, cloud: fake_clouds.Cloud) -> AsyncIterator[None]:
+async def serve(name: str, cloud: Cloud) -> AsyncIterator[None]:
     """What the official SDK of a cloud speaks to, where it is the SDK that is used."""
-    if name == "modal":
-        from support import modal_server
-
-        async with modal_server.serve(cloud):
-            yield
-    elif name == "kubernetes":
-        from support import kubernetes_server
-
-        async with kubernetes_server.serve(cloud) as cloud.url:
-            yield
-    elif name == "daytona":
-        from support import daytona_server
-
-        async with daytona_server.serve(cloud):
-            yield
-    else:
+    if name not in WIRED:
+        yield
+        return
+    async with importlib.import_module(f"support.{name}_server").serve(cloud):
         yield
 
 
-def cloud_backend(name: str, cloud: fake_clouds.Cloud, **options: Any) -> SandboxBackend:
+def cloud_backend(name: str, cloud: Cloud, **options: Any) -> SandboxBackend:
     """The adapter of a cloud on the double of its SDK, or on the SDK itself while `serve` runs."""
-    backend = SANDBOXES.get(name)
-    if name == "modal":
-        cloud.gone = fake_clouds.GONE[name]
-        return cast("SandboxBackend", backend(**options))
-    if name == "daytona":
-        return cast("SandboxBackend", backend(**options))
     if name == "kubernetes":
-        return cast("SandboxBackend", backend(isolated=True, router=cloud.url, **options))
-    return cast("SandboxBackend", backend(getattr(fake_clouds, name)(cloud), **options))
+        options |= {"isolated": True, "router": cloud.url}
+    double = [e2b_double.e2b(cloud)] if name == "e2b" else []
+    return cast("SandboxBackend", SANDBOXES.get(name)(*double, **options))
 
 
 def _free_port() -> int:

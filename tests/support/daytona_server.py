@@ -18,7 +18,7 @@ import socketio
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from support.fake_clouds import GONE, Cloud
+from support.clouds import Cloud
 from support.piped import Piped
 from support.serving import serving
 
@@ -260,7 +260,6 @@ async def serve(cloud: Cloud) -> AsyncIterator[Account]:
     events = _events()
     account = Account(cloud, events)
     toolbox = _Toolbox(cloud, account)
-    cloud.gone = GONE["daytona"]
     app = web.Application(middlewares=[toolbox.proxy], client_max_size=1 << 30)
     events.attach(app, "/api/socket.io")
     inside, session = "/toolbox/{name}/process", "/toolbox/{name}/process/session/{session}"

@@ -20,7 +20,7 @@ from e2b.envd.process import process_pb as pb
 from e2b.envd.process.process_connect import Process, ProcessASGIApplication
 from protobuf import Oneof
 
-from support.fake_clouds import Cloud
+from support.clouds import Cloud
 from support.piped import Piped
 
 KEY = "e2b_" + "0" * 40

@@ -21,7 +21,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 from kubernetes_asyncio.config import kube_config
 
-from support.fake_clouds import GONE, Cloud
+from support.clouds import Cloud
 from support.serving import serving
 
 NO_POOL = "no-such-pool"
@@ -141,10 +141,9 @@ async def _execute(cloud: Cloud, request: web.Request) -> web.Response:
 
 
 @asynccontextmanager
-async def serve(cloud: Cloud) -> AsyncIterator[str]:
-    """Serve to the SDK of this process until the end of the block, at the router's address that is given."""
+async def serve(cloud: Cloud) -> AsyncIterator[None]:
+    """Serve to the SDK of this process until the end of the block; the router is at the cloud's `url`."""
     api = _Api(cloud)
-    cloud.gone = GONE["kubernetes"]
 
     async def execute(request: web.Request) -> web.Response:
         return await _execute(cloud, request)
@@ -159,11 +158,11 @@ async def serve(cloud: Cloud) -> AsyncIterator[str]:
             web.post("/execute", execute),
         ]
     )
-    async with serving(app) as url:
+    async with serving(app) as cloud.url:
         with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
-            patch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", _kubeconfig(directory, url))
+            patch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", _kubeconfig(directory, cloud.url))
             patch.setenv("ROUTER_AUTH_TOKEN", _ROUTER_TOKEN)
-            yield url
+            yield
 
 
 def _kubeconfig(directory: str, url: str) -> str:

@@ -25,7 +25,7 @@ from modal_proto import task_command_router_pb2 as router
 from modal_proto.api_grpc import ModalClientBase
 from modal_proto.task_command_router_grpc import TaskCommandRouterBase
 
-from support.fake_clouds import Cloud
+from support.clouds import Cloud
 from support.piped import Piped
 
 TOKEN = ("ak-test", "as-test")

@@ -1,4 +1,4 @@
-"""A cloud of sandboxes of the local backend, behind the servers of clouds' wires, and a double of E2B's SDK."""
+"""A cloud of sandboxes of the local backend, behind the servers of clouds' wires."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import itertools
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any, cast
 
 from sandlot.sandbox import Sandbox, SandboxSpec, Snapshot
@@ -14,24 +13,9 @@ from sandlot.sandbox.local import LocalBackend
 from sandlot.sandbox.local.sandbox import LocalSandbox
 from support.piped import Piped
 
-GONE = {
-    name: type(error, (Exception,), {})
-    for name, error in {
-        "e2b": "SandboxNotFoundException",
-        "modal": "NotFoundError",
-        "daytona": "DaytonaNotFoundError",
-        "kubernetes": "SandboxNotFoundError",
-    }.items()
-}
-"""What each SDK raises for a sandbox that is gone; its name is what counts."""
 
-
-class CommandExitException(Exception):
-    """E2B raises for every exit code but 0."""
-
-    def __init__(self, exit_code: int, stdout: str) -> None:
-        super().__init__(f"exited with {exit_code}")
-        self.exit_code, self.stdout = exit_code, stdout
+class Gone(Exception):
+    """There is no such sandbox."""
 
 
 @dataclass
@@ -49,7 +33,7 @@ class Cloud:
     fail_next: Exception | None = None
     """Raised by the next call whose line has `fail_on` in it."""
     fail_on: str = ""
-    gone: type[Exception] = Exception
+    gone: type[Exception] = Gone
     url: str = ""
     """Where a server of its wire is reached that is told so by an option."""
     frozen: dict[str, Snapshot] = field(default_factory=dict)
@@ -127,69 +111,3 @@ class Cloud:
             server.close()
         for name in list(self.running):
             await self.end(name)
-
-
-def e2b(cloud: Cloud) -> Any:
-    """`e2b.AsyncSandbox`."""
-    cloud.gone = GONE["e2b"]
-
-    def handle(name: str) -> Any:
-        async def run(cmd: str, *, user: str, cwd: str, timeout: float, background: bool = False, **more: Any) -> Any:
-            if background:
-                return await start(cmd, timeout=timeout, **more)
-            code, out = await cloud.run(name, ["bash", "-l", "-c", cmd], timeout)
-            if code != 0:
-                raise CommandExitException(code, out)
-            return SimpleNamespace(exit_code=0, stdout=out, stderr="")
-
-        async def start(
-            cmd: str, *, timeout: float, stdin: bool, on_stdout: Any, on_stderr: Any, retain_output: bool
-        ) -> Any:
-            assert stdin
-            assert timeout == 0
-            command = cloud.start(name, ["bash", "-l", "-c", cmd], None)
-
-            async def wait() -> None:
-                async for data in command.output(1):
-                    await on_stdout(data.decode())
-
-            return SimpleNamespace(wait=wait, send_stdin=command.send, kill=command.kill)
-
-        async def write(path: str, data: bytes, *, user: str, use_octet_stream: bool) -> None:
-            await cloud.write(name, path, data)
-
-        async def create_snapshot(*, mode: str) -> Any:
-            assert mode == "filesystem"
-            return SimpleNamespace(snapshot_id=await cloud.freeze(name))
-
-        return Handle(
-            sandbox_id=name,
-            metadata=cloud.created[cloud.numbers[name]].get("metadata"),
-            commands=SimpleNamespace(run=run),
-            files=SimpleNamespace(write=write),
-            kill=lambda: cloud.end(name),
-            create_snapshot=create_snapshot,
-        )
-
-    class Handle(SimpleNamespace):
-        @staticmethod
-        async def delete_snapshot(kept: str) -> None:
-            await cloud.thaw(kept)
-
-    async def create(
-        template: str, timeout: int, metadata: dict[str, str], envs: dict[str, str], network: dict[str, Any]
-    ) -> Any:
-        how = {"image": template, "seconds": timeout, "metadata": metadata, "env": envs, "network": network}
-        return handle(await cloud.boot(**how))
-
-    async def connect(name: str) -> Any:
-        return handle(name)
-
-    class Pages:
-        has_next = True
-
-        async def next_items(self) -> list[Any]:
-            self.has_next = False
-            return [handle(name) for name in cloud.running]
-
-    return SimpleNamespace(create=create, connect=connect, list=Pages)
