@@ -212,11 +212,11 @@ def _dockerfile_workdir(path: Path) -> str:
 
 def _tests(path: Path) -> dict[str, bytes]:
     """The files below `tests`, but for what `.harborignore` files and caches leave out."""
-    root, own = path / "tests", TaskFiles(path)
+    root, task = path / "tests", TaskFiles(path)
     return {
         file.relative_to(root).as_posix(): data
         for file, data in files_below(root).items()
-        if not own.ignored(path.resolve() / file.relative_to(path))
+        if not task.ignored(path.resolve() / file.relative_to(path))
     }
 
 
