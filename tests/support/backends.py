@@ -102,6 +102,7 @@ async def open_backend(name: str) -> tuple[Any, Any]:
         backend = cloud_backend(name, cloud, advertise_url=address, bind=f"127.0.0.1:{port}", per_second=1000.0)
 
         async def end() -> None:
+            await backend.close()
             await serving.__aexit__(None, None, None)
             await cloud.close()
             await local.close()
