@@ -15,7 +15,7 @@ from sandlot.config import load_config
 from sandlot.errors import ConfigError, MissingDependencyError, SandboxError, SandboxLostError, SandboxUnavailableError
 from sandlot.sandbox import SANDBOXES, Layer, Limits, SandboxSpec, make_backend
 from sandlot.sandbox.local import LocalBackend
-from sandlot.sandbox.remote import owner
+from sandlot.sandbox.remote import owner, spool
 from sandlot.sandbox.remote.tunnel import Tunnel
 from support.backends import CLOUDS, DAYTONA, MODAL, _free_port, cloud_backend, serve
 from support.clouds import Cloud
@@ -266,6 +266,22 @@ async def test_the_agent_sees_nothing_of_roots_commands(cloud: Cloud) -> None:
         assert seen.stdout == b"0\n"
         assert seen.stderr.count(b"ermission denied") == 2
         assert (await secret.wait(60)).stdout == b"s3cret"
+    await backend.close()
+
+
+async def test_output_that_is_late_is_waited_for(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spool, "_LEFTOVER_SECONDS", 60.0)
+    backend = cloud_backend("e2b", cloud)
+    async with await backend.create(SPEC) as sandbox:
+        running = asyncio.ensure_future(sandbox.exec("touch up; until [ -e go ]; do sleep 0.05; done; echo said"))
+        await sandbox.exec("until [ -e up ]; do sleep 0.05; done")
+        others = (
+            "for d in /tmp/.sandlot/*/; do case $d in *$SANDLOT_EXEC*) ;; *) p=$(cat $d/o.pid); break ;; esac; done; "
+        )
+        wait = "touch /workspace/go; until [ -e $d/code ]; do sleep 0.05; done; sleep 0.7; "
+        held = await sandbox.exec(f"{others} kill -STOP $p && {{ {wait} kill -CONT $p; }}", user="root")
+        assert held.ok, held.text()
+        assert (await running).stdout == b"said\n"
     await backend.close()
 
 

@@ -20,7 +20,7 @@ DIRECTORY = "/tmp/.sandlot"
 _PIECE = 1 << 20
 _ARGUMENT = 32 << 10
 """Bytes of a script that go as an argument, in base64: Modal takes 64 KiB of arguments."""
-_LEFTOVER_SECONDS = 0.5
+_LEFTOVER_SECONDS = 3.0
 _PAUSES = (0.05, 1.5)
 _FAULTS = 5
 _BEYOND = 1 << 60
@@ -29,20 +29,30 @@ _BEYOND = 1 << 60
 _RUN = """
 d={directory}
 cd / && mkfifo -m 600 $d/o $d/e && chmod 400 $d/in && chown {owner}:{owner} $d/o $d/e $d/in || exit 1
-{{ cat <$d/o >$d/out; : >$d/o.end; }} & {{ cat <$d/e >$d/err; : >$d/e.end; }} &
+{{ cat <$d/o >$d/out & echo $! >$d/o.pid; wait; : >$d/o.end; }} &
+{{ cat <$d/e >$d/err & echo $! >$d/e.pid; wait; : >$d/e.end; }} &
 {command} <$d/in >$d/o 2>$d/e
 echo $? >$d/code.new; mv $d/code.new $d/code
 """
 
 # $1: directory; $2, $3: bytes of stdout and stderr that are known; $4: bytes at most. A command that is gone without an
-# exit code was killed together with what would have written it.
+# exit code was killed together with what would have written it. Who passes its output on sleeps when there is no more.
 _LOOK = """
 cd "$1" 2>/dev/null || exit 9
 read -r p <pid; read -r s 2>/dev/null <"/proc/$p/stat"; s=${s##*") "}
 c=$(cat code 2>/dev/null)
-case $s in "" | Z* | X*) c=${c:-137} ;; esac
+case $s in "" | Z* | X*) killed=${c:-idle}; c=${c:-137} ;; esac
 echo "code $c"
-[ -e o.end ] && [ -e e.end ] && echo "whole yes"
+passed=whole
+for f in o e; do
+    [ -e $f.end ] && continue
+    [ $passed = busy ] || passed=idle
+    p=; s=R
+    read -r p 2>/dev/null <$f.pid && { s=; read -r s 2>/dev/null <"/proc/$p/stat"; s=${s##*") "}; }
+    case $s in "" | S* | Z* | X*) ;; *) passed=busy ;; esac
+done
+[ "$killed" = idle ] && passed=idle
+echo "passed $passed"
 for f in out err; do
     printf '%s ' $f; tail -c "+$(($2 + 1))" $f 2>/dev/null | head -c "$4" | base64 | tr -d '\\n'; echo; shift
     set -- "$1" "$2" "$3" "${4:-$3}"
@@ -65,6 +75,7 @@ class SpooledStream:
         self._code: int | None = None
         self._pause = _PAUSES[0]
         self._ended_at: float | None = None
+        self._idle = False
 
     @classmethod
     async def start(
@@ -140,11 +151,16 @@ class SpooledStream:
                 self._ready.append((kind, data))
         if found:
             self._pause = _PAUSES[0]
+            self._idle = False
         elif (ended := fields.get("code", "").strip()).lstrip("-").isdigit():
-            # Daemons may hold the output open; what the command itself wrote is in transit for a moment only.
+            # Daemons may hold the output open, so its end is not waited for, only what is on the way.
             self._ended_at = self._ended_at or time.monotonic()
             self._pause = _PAUSES[0]
-            if "whole" in fields or time.monotonic() - self._ended_at > _LEFTOVER_SECONDS:
+            # Not every kernel says at once that who slept is awake, so that is asked twice.
+            passed, was_idle = fields.get("passed"), self._idle
+            self._idle = passed == "idle"
+            late = time.monotonic() - self._ended_at > _LEFTOVER_SECONDS
+            if passed == "whole" or (self._idle and was_idle) or late:
                 self._code = int(ended)
                 return True
         return found
