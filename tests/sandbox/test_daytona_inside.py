@@ -132,4 +132,9 @@ async def test_errors_of_the_sdk_are_told(
         await stranger.create(SPEC)
     assert not told.value.retryable
     assert [check.ok for check in await stranger.doctor()] == [False]
+    with pytest.raises(SandboxError, match=r"cannot list its sandboxes.*Invalid credentials"):
+        await stranger.sweep()
     await stranger.close()
+    monkeypatch.delenv("DAYTONA_API_KEY")
+    with pytest.raises(SandboxError, match="Set DAYTONA_API_KEY"):
+        await DaytonaBackend(per_second=1000.0).create(SPEC)

@@ -95,7 +95,10 @@ class DaytonaBackend(CloudBackend):
                 raise MissingDependencyError("daytona", "daytona") from error
             self._module = daytona
         if self._client is None:
-            self._client = self._module.AsyncDaytona()
+            try:
+                self._client = self._module.AsyncDaytona()
+            except Exception as error:  # without credentials
+                raise _ours(error) from error
         return self._module
 
     async def boot(self, spec: SandboxSpec, labels: Mapping[str, str]) -> Machine:

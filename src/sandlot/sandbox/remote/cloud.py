@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
-from sandlot.errors import SandboxLostError, SandboxUnavailableError
+from sandlot.errors import SandboxError, SandboxLostError, SandboxUnavailableError, SandlotError
 from sandlot.sandbox.base import Check, SandboxSpec
 from sandlot.sandbox.remote import owner, scripts
 from sandlot.sandbox.remote.cloud_sandbox import CloudSandbox, CloudSnapshot
@@ -153,7 +153,12 @@ class CloudBackend(ABC):
 
     async def sweep(self) -> int:
         """See `SandboxBackend.sweep`."""
-        machines = await self.dead()
+        try:
+            machines = await self.dead()
+        except SandlotError:
+            raise
+        except Exception as error:  # an SDK's own
+            raise SandboxError(f"the {self.name} backend cannot list its sandboxes: {error}") from error
         await asyncio.gather(*(machine.end() for machine in machines))
         return len(machines)
 
