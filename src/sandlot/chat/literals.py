@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 
 _MARKERS = tuple(chr(c) for c in range(0x102A0, 0x102D1))
 """Carian letters: printable, so that `repr`, JSON and `trim` in a template leave them alone."""
+
+
+_REMEMBERED = 8_000
+"""Texts that are remembered, and characters of the longest of them."""
 
 
 def literals_pattern(literals: Iterable[str]) -> str:
@@ -47,6 +52,14 @@ class Literals:
         self._first = frozenset(s[0] for s in self.all)
         self._last = frozenset(s[-1] for s in self.all)
         self._all_joined = "\0".join(self.all)
+        self._known_harmless = lru_cache(maxsize=_REMEMBERED)(self._harmless)
+
+    def harmless(self, text: str) -> bool:
+        """Whether there is nothing to cut in `text`. Most come again whenever their history was rewritten."""
+        return self._known_harmless(text) if len(text) <= _REMEMBERED else self._harmless(text)
+
+    def _harmless(self, text: str) -> bool:
+        return not self.cuts(text) and not self.holds(text)
 
     def cuts(self, text: str) -> list[int]:
         """Where a marker must go so that no literal in `text`, or across one of its edges, can be recognised."""
@@ -78,7 +91,7 @@ class Guard:
         self._literals = literals
         self.marker = ""
         texts = list(texts)
-        if any(literals.cuts(t) or literals.holds(t) for t in texts):
+        if not all(map(literals.harmless, texts)):
             self.marker = next((m for m in _MARKERS if not any(m in t or _escaped(m) in t for t in texts)), "")
             if not self.marker:
                 self.marker = _free_character(texts)

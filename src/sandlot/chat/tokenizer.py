@@ -82,11 +82,11 @@ class ChatTokenizer:
             return list(self._encode_all([text])[0])
         first, *others = text.split(self._nonce)
         stretches = self._segments.ids([first, *(other[2:] for other in others)])
-        ids = stretches[0].tolist()
+        ids = stretches[0][:]
         for other, stretch in zip(others, stretches[1:], strict=True):
             ids.append(self._id_after_nonce[other[:2]])
             ids.extend(stretch)
-        return ids
+        return ids.tolist()
 
     def _encode_all(self, texts: list[str]) -> list[Sequence[int]]:
         try:
