@@ -76,6 +76,10 @@ KEPT: dict[str, Callable[[Message], Message]] = {
 EDITED: dict[str, tuple[Callable[[Message], Message], str]] = {
     "another text": (lambda m: replace(m, text=m.text + " and more"), "edited text of turn t0"),
     "other arguments": (lambda m: first_call(m, arguments={"command": "rm -rf /"}), "edited arguments of turn t0"),
+    "one argument more, empty": (
+        lambda m: first_call(m, arguments={**dict(m.tool_calls[0].arguments), "more": ""}),
+        "edited arguments of turn t0",
+    ),
     "another name": (lambda m: first_call(m, name="other"), "renamed call of turn t0"),
     "no calls": (lambda m: replace(m, tool_calls=()), "added or removed calls of turn t0"),
     "marks of two turns": (lambda m: replace(m, marks=(*m.marks, "call_of_t1")), "joins pieces of 2 turns"),

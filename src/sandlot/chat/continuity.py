@@ -16,7 +16,7 @@ from hashlib import blake2b
 from operator import is_
 from typing import Any
 
-from sandlot.chat.messages import CallStatus, Message, Tool, canonical_json, digest, tools_digest
+from sandlot.chat.messages import OWN_FORMS, CallStatus, Message, Tool, ToolCall, canonical_json, digest, tools_digest
 
 
 @dataclass(frozen=True)
@@ -234,21 +234,17 @@ def _edited(message: Message, own: _Own) -> str | None:
             continue  # clients rewrite calls they could not run in ways of their own
         if sent.name != came.name:
             return "renamed call"
-        if not _same_arguments(sent.arguments, came.arguments):
+        if not (_same_arguments(sent.arguments, came.arguments) or _shortened(sent, came)):
             return "edited arguments"
     return None
 
 
 def _same_arguments(sent: dict[str, Any] | str, came: dict[str, Any] | str) -> bool:
     """Equal in meaning. A freeform tool takes one raw text: what the policy wrote in another shape went out as its
-    JSON text, and comes back as that text. A shell's or patch's call has no place for what is null or empty."""
+    JSON text, and comes back as that text."""
     if canonical_json(sent) == canonical_json(came):
         return True
-    if not isinstance(came, dict):
-        return False
-    if isinstance(sent, dict) and canonical_json(_filled(sent)) == canonical_json(_filled(came)):
-        return True
-    if came.keys() != {"input"} or not isinstance(text := came["input"], str):
+    if not isinstance(came, dict) or came.keys() != {"input"} or not isinstance(text := came["input"], str):
         return False
     try:
         return canonical_json(sent) == canonical_json(json.loads(text))
@@ -256,5 +252,11 @@ def _same_arguments(sent: dict[str, Any] | str, came: dict[str, Any] | str) -> b
         return False
 
 
-def _filled(arguments: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in arguments.items() if value not in (None, "", {})}
+def _shortened(sent: ToolCall, came: ToolCall) -> bool:
+    """Whether a call came back in a form of its own, without arguments that are null or empty."""
+    given, left = sent.arguments, came.arguments
+    if sent.name not in OWN_FORMS or not isinstance(given, dict) or not isinstance(left, dict):
+        return False
+    dropped = [given[name] for name in given.keys() - left.keys()]
+    kept = {name: value for name, value in given.items() if name in left}
+    return all(value in (None, "", {}) for value in dropped) and canonical_json(kept) == canonical_json(left)
