@@ -118,6 +118,12 @@ def test_a_manifest_pins_the_tasks_beside_it(tmp_path: Path) -> None:
     assert "row 2: digest:" in changed
     assert "run `harbor sync`" in changed
     assert f"get it with `harbor download org/far@sha256:{'0' * 64}`" in far
+    named = manifest(tmp_path, {"org/b": digests["org/b"]}).read_text() + "\n[[files]]\npath = 'metric.py'\n"
+    path.write_text(named)
+    assert ids(path) == ["b"]
+    path.write_text(f"{named}digest = 'sha256:0'\n")
+    with pytest.raises(TaskError, match=r"files.0.digest"):
+        load_tasks(path)
     path.write_text("[dataset]\nname = 'x'\n")
     with pytest.raises(TaskError, match=r"dataset.name: String should match"):
         load_tasks(path)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -17,6 +17,7 @@ from sandlot.tasks.checked import explain, inside, read_toml
 from sandlot.tasks.git_source import GitSource
 from sandlot.tasks.harbor import harbor_task
 from sandlot.tasks.harbor_files import TaskFiles
+from sandlot.tasks.load import registry_of
 from sandlot.tasks.task import Task
 
 _FORBID = ConfigDict(extra="forbid")
@@ -42,7 +43,7 @@ class _Reference(BaseModel):
 class _File(BaseModel):
     model_config = _FORBID
     path: str
-    digest: _Digest | str = ""
+    digest: _Digest | Literal[""] = ""
 
 
 class _Manifest(BaseModel):
@@ -70,14 +71,6 @@ def load_harbor(path: Path) -> Iterator[Task | TaskError]:
             yield harbor_task(place)
         except TaskError as error:
             yield error
-
-
-def registry_of(path: Path) -> tuple[Path, str] | None:
-    """The `registry.json` that a source names, and which data set of it: `DIRECTORY/registry.json#NAME@VERSION`."""
-    if path.name == "registry.json":
-        return path, ""
-    file, _, wanted = str(path).rpartition("#")
-    return (Path(file), wanted) if Path(file).name == "registry.json" and Path(file).is_file() else None
 
 
 def load_registry(path: Path, wanted: str = "") -> Iterator[Task | TaskError]:

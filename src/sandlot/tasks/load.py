@@ -97,13 +97,13 @@ def form_and_path(source: str | Path) -> tuple[str, Path]:
     path = Path(source)
     if path.is_dir():
         return ("dataset" if is_dataset(path) else "directory"), path
-    if (path.is_file() and path.name in ("registry.json", "dataset.toml")) or _chosen(path):
+    if registry_of(path) or (path.name == "dataset.toml" and path.is_file()):
         return "harbor", path
     if path.is_file() and path.suffix in SUFFIXES:
         return "dataset", path
     name, colon, rest = text.partition(":")
     if colon and name in LOADERS.names():
-        if not Path(rest).exists() and not _chosen(Path(rest)):
+        if not Path(rest).exists() and not registry_of(Path(rest)):
             raise TaskError(f"{rest}: no such file or directory")
         return name, Path(rest)
     if path.exists():
@@ -111,7 +111,10 @@ def form_and_path(source: str | Path) -> tuple[str, Path]:
     raise TaskError(f"{path}: no such file or directory; give `bundled`, a task directory or a file of rows")
 
 
-def _chosen(path: Path) -> bool:
-    """Whether `path` names one data set of a registry that is there: `DIRECTORY/registry.json#NAME`."""
-    file, hash_, _ = str(path).rpartition("#")
-    return bool(hash_) and Path(file).name == "registry.json" and Path(file).is_file()
+def registry_of(path: Path) -> tuple[Path, str] | None:
+    """The Harbor `registry.json` that is there by this name, and which data set of it is meant, if one:
+    `DIRECTORY/registry.json#NAME@VERSION`."""
+    if path.name == "registry.json":
+        return (path, "") if path.is_file() else None
+    file, _, wanted = str(path).rpartition("#")
+    return (Path(file), wanted) if Path(file).name == "registry.json" and Path(file).is_file() else None
