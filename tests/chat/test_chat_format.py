@@ -106,8 +106,8 @@ class TestContinuation:
         assert full[-len(tail) :] == tail
         if name not in ("stripping", "xml"):  # their prompt or last turn has a thought block that history has not
             prompt, output = chat.render(before, TOOLS), split_turn(chat, before, turn, TOOLS)
-            assert prompt + output + chat.extend(output, names, after, TOOLS) == full
-            assert prompt + output[:-1] + chat.extend(output[:-1], names, after, TOOLS) == full
+            assert full == [*prompt, *output, *chat.extend(output, names, after, TOOLS)]
+            assert full == [*prompt, *output[:-1], *chat.extend(output[:-1], names, after, TOOLS)]
 
     @pytest.mark.parametrize("name", EXTENDABLE)
     def test_only_the_close_is_added_to_a_turn_that_lacks_it(
@@ -171,7 +171,7 @@ class TestContinuation:
         output = chat.tokenizer.encode(chat.tokenizer.conceal("<think>\nplan\n</think>\n\nHello.<|im_end|>"))
         history = [SYSTEM, USER, Message("assistant", "Hello.", "plan"), user("Next?")]
         assert chat.decode(chat.render(history, TOOLS)).count("plan") == 0
-        whole = chat.decode(prompt + output + chat.extend(output, (), history[3:], TOOLS))
+        whole = chat.decode([*prompt, *output, *chat.extend(output, (), history[3:], TOOLS)])
         assert "plan\n</think>\n\nHello.<|im_end|>\n<|im_start|>user\nNext?<|im_end|>\n" in whole
 
     def test_another_tokenization_of_the_same_text_is_kept(self, formats: Mapping[str, TemplateFormat]) -> None:
@@ -184,9 +184,9 @@ class TestContinuation:
         assert reply.text == "hello"
         tail = chat.extend(odd, (), [user("more")], ())
         full = chat.render([USER, reply.as_message(), user("more")], ())
-        assert prompt + odd + tail != full
+        assert full != [*prompt, *odd, *tail]
         assert full[-len(tail) :] == tail
-        assert chat.decode(prompt + odd + tail) == chat.decode(full)
+        assert chat.decode([*prompt, *odd, *tail]) == chat.decode(full)
 
 
 def control_tokens(chat: TemplateFormat, ids: list[int]) -> list[int]:

@@ -164,8 +164,8 @@ def test_continuation_is_the_full_render(formats: Mapping[str, TemplateFormat], 
         assert full[len(full) - len(tail) :] == tail
         if name == "embedded":
             prompt, output = chat.render(base, offered), split_turn(chat, base, turn, offered)
-            assert prompt + output + chat.extend(output, called, after, offered) == full
-            assert prompt + output[:-1] + chat.extend(output[:-1], called, after, offered) == full
+            assert full == [*prompt, *output, *chat.extend(output, called, after, offered)]
+            assert full == [*prompt, *output[:-1], *chat.extend(output[:-1], called, after, offered)]
 
     check()
 
@@ -189,7 +189,7 @@ def test_a_session_keeps_the_ids_that_were_sampled(
         _, after = data.draw(turns(k))
         after = [m for m in after if m.role != "tool"] or [Message("user", "go on")]
         tail = chat.extend(output, (), after, ())
-        ids = ids + output + tail
+        ids = [*ids, *output, *tail]
         history += [reply.as_message(), *after]
         full = chat.render(history, ())
         assert chat.decode(ids) == chat.decode(full)

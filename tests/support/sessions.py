@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from sandlot.trajectory.turn import Turn, ids_array, ids_sha256
+from sandlot.ids import ids_array
+from sandlot.trajectory.turn import Turn, ids_sha256
 
 Tokens = tuple[int, ...]
 

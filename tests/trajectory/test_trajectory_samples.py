@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from sandlot.errors import JournalError
+from sandlot.ids import ids_array
 from sandlot.trajectory.audit import audit
 from sandlot.trajectory.sample import Sample, Span
 from sandlot.trajectory.samples import linearize
-from sandlot.trajectory.turn import Turn, ids_array, ids_sha256
+from sandlot.trajectory.turn import Turn, ids_sha256
 from support.sessions import SessionBuilder, make_turn
 
 

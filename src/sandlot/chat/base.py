@@ -21,7 +21,7 @@ class ChatFormat(Protocol):
     can_extend: bool
     """Whether `extend` was proven equal to full renders on the probe conversations at load."""
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Sequence[int]:
         """Ids of the whole prompt, ending with the generation prompt."""
         ...
 

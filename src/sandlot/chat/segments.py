@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from array import array
 from collections.abc import Callable, Sequence
+
+from sandlot.ids import Piece
 
 _CAP = 32 << 20
 """About how many bytes a generation holds; there are two."""
@@ -18,22 +19,22 @@ class Segments:
 
     def __init__(self, encode: Callable[[list[str]], Sequence[Sequence[int]]]) -> None:
         self._encode = encode
-        self._young: dict[str, array[int]] = {}
-        self._old: dict[str, array[int]] = {}
+        self._young: dict[str, Piece] = {}
+        self._old: dict[str, Piece] = {}
         self._size = 0
         self._lock = threading.Lock()
 
-    def ids(self, stretches: Sequence[str]) -> list[array[int]]:
-        """Ids of each stretch."""
+    def pieces(self, stretches: Sequence[str]) -> list[Piece]:
+        """The ids of each stretch."""
         young, old = self._young, self._old
-        found = {text: ids for text in stretches if (ids := young.get(text, old.get(text))) is not None}
-        if missing := list(dict.fromkeys(text for text in stretches if text not in found)):
-            found.update(zip(missing, (array("i", ids) for ids in self._encode(missing)), strict=True))
+        absent = dict.fromkeys(text for text in stretches if text not in young)
+        taken = {text: piece for text in absent if (piece := old.get(text)) is not None}
+        if missing := [text for text in absent if text not in taken]:
+            taken.update(zip(missing, map(Piece, self._encode(missing)), strict=True))
         with self._lock:
-            for text, ids in found.items():
-                if text not in self._young:
-                    self._young[text] = ids
-                    self._size += 2 * len(text) + 4 * len(ids) + 200
+            for text, piece in taken.items():
+                self._young[text] = piece
+                self._size += 2 * len(text) + 10 * len(piece.ids) + 400
             if self._size > _CAP:
                 self._old, self._young, self._size = self._young, {}, 0
-        return [found[text] for text in stretches]
+        return [taken[text] if text in taken else young[text] for text in stretches]

@@ -22,6 +22,7 @@ from sandlot.chat.template import ChatTemplate, TemplateError
 from sandlot.chat.tokenizer import ChatTokenizer
 from sandlot.chat.xml_calls import FUNCTION
 from sandlot.errors import ModelError
+from sandlot.ids import PromptIds
 
 _USER = Message("user", "Go on.")
 
@@ -57,9 +58,9 @@ class TemplateFormat:
         self.tail_needs_tools = True
         self.forgets_at: frozenset[str] = frozenset()
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> PromptIds:
         """Ids of the whole prompt, ending with the generation prompt."""
-        return self.tokenizer.encode(self.text(messages, tools))
+        return self.tokenizer.prompt(self.text(messages, tools))
 
     def extend(
         self,

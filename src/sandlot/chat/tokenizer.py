@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
+from array import array
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from tokenizers import Tokenizer
 from sandlot.chat.literals import Literals
 from sandlot.chat.segments import Segments
 from sandlot.errors import ModelError
+from sandlot.ids import Piece, PromptIds
 
 
 class ChatTokenizer:
@@ -40,7 +42,7 @@ class ChatTokenizer:
         nonce = next(iter(self._literal_of), "(?!)..")[:-2]
         self._any_alias = re.compile(f"{nonce}.\U0010fffd")
         self._nonce = nonce
-        self._segments = Segments(self._encode_all)
+        self._segments = Segments(self._encode_stretches)
         self._id_after_nonce = {alias[-2:]: self.control_ids[s] for s, alias in aliases.items()}
         self._splits = self._control_tokens_part_text(spec)
         self._check_ids(spec)
@@ -80,13 +82,31 @@ class ChatTokenizer:
         """Ids of text in which only aliases are control tokens. No begin or end token is added."""
         if not self._splits:
             return list(self._encode_all([text])[0])
-        first, *others = text.split(self._nonce)
-        stretches = self._segments.ids([first, *(other[2:] for other in others)])
-        ids = stretches[0][:]
-        for other, stretch in zip(others, stretches[1:], strict=True):
-            ids.append(self._id_after_nonce[other[:2]])
-            ids.extend(stretch)
+        ids = array("i")
+        for piece in self._pieces(text):
+            ids.extend(piece.ids)
         return ids.tolist()
+
+    def prompt(self, text: str) -> PromptIds:
+        """The same for a whole prompt, of which all but a little was asked for before."""
+        return PromptIds.joined(self._pieces(text)) if self._splits else PromptIds.of(self.encode(text))
+
+    def _pieces(self, text: str) -> list[Piece]:
+        first, *others = text.split(self._nonce)
+        return self._segments.pieces([self._nonce + first, *others])
+
+    def _encode_stretches(self, stretches: list[str]) -> list[list[int]]:
+        """Ids of stretches that begin with what follows the nonce of a control token, or with the nonce alone."""
+        leads: list[list[int]] = []
+        texts: list[str] = []
+        for stretch in stretches:
+            if stretch.startswith(self._nonce):
+                leads.append([])
+                texts.append(stretch[len(self._nonce) :])
+            else:
+                leads.append([self._id_after_nonce[stretch[:2]]])
+                texts.append(stretch[2:])
+        return [[*lead, *ids] for lead, ids in zip(leads, self._encode_all(texts), strict=True)]
 
     def _encode_all(self, texts: list[str]) -> list[Sequence[int]]:
         try:

@@ -38,7 +38,7 @@ class VllmParsed:
         self.stop_token_ids = rendering.stop_token_ids
         self.can_extend = rendering.can_extend
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Sequence[int]:
         """Ids of the whole prompt, ending with the generation prompt."""
         return self._rendering.render(messages, tools)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import aiohttp
@@ -12,6 +13,7 @@ import msgspec
 
 from sandlot.engine.base import EngineInfo
 from sandlot.errors import ConfigError, ContextOverflowError, EngineError
+from sandlot.ids import PromptIds
 
 # Below uvicorn's 5 s, so that a pooled connection is never used while the server closes it.
 _KEEP_ALIVE_S = 4.0
@@ -151,3 +153,10 @@ def message_of(raw: bytes) -> str:
     error = body.get("error", body.get("detail", body.get("message")))
     text = error.get("message") if isinstance(error, dict) else error
     return (str(text) if text else raw.decode(errors="replace"))[:500] or "no reason given"
+
+
+def with_ids(body: dict[str, Any], field: str, ids: Sequence[int]) -> bytes:
+    """A request body in JSON, the ids in its last field."""
+    head = msgspec.json.encode(body)[:-1]
+    spelt = b",".join(PromptIds.of(ids).spelt)
+    return b"".join([head, b"," if body else b"", msgspec.json.encode(field), b":[", spelt, b"]}"])

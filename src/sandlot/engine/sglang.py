@@ -14,8 +14,7 @@ from msgspec import Meta, Struct
 
 from sandlot.engine.aborted import aborted
 from sandlot.engine.base import EngineInfo, Generation, SamplingParams, VersionSpan, checked
-from sandlot.engine.client import SHORT, EngineClient, object_of
-from sandlot.engine.ids import with_ids
+from sandlot.engine.client import SHORT, EngineClient, object_of, with_ids
 from sandlot.errors import ContextOverflowError, EngineError, EngineEvidenceError
 
 # Said in every request, because a server may have other defaults and each would change the distribution.

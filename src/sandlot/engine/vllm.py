@@ -11,8 +11,7 @@ import msgspec
 
 from sandlot.engine.aborted import aborted
 from sandlot.engine.base import EngineInfo, Generation, SamplingParams, VersionSpan, checked
-from sandlot.engine.client import SHORT, EngineClient, message_of, object_of
-from sandlot.engine.ids import with_ids
+from sandlot.engine.client import SHORT, EngineClient, message_of, object_of, with_ids
 from sandlot.engine.wire import ABORT, GENERATE, ID_PREFIX, GenerateReply
 from sandlot.errors import ContextOverflowError, EngineError, EngineEvidenceError
 

@@ -15,7 +15,8 @@ from sandlot.engine.base import Generation
 from sandlot.gateway.call import Asked, Policy, Told
 from sandlot.gateway.wire import minted
 from sandlot.gateway.wire.base import Answer
-from sandlot.trajectory.turn import Turn, ids_array
+from sandlot.ids import ids_array
+from sandlot.trajectory.turn import Turn
 
 SENT_STATUSES: frozenset[CallStatus] = frozenset({"ok", "unknown_tool", "invalid_arguments"})
 """Calls the agent is told of as calls; the others it sees as text."""

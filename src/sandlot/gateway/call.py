@@ -10,9 +10,9 @@ from typing import Any, Protocol
 from sandlot.chat.base import ChatFormat
 from sandlot.chat.continuity import Match
 from sandlot.engine.base import Engine, SamplingParams
-from sandlot.engine.ids import PromptIds
 from sandlot.gateway.wire.base import Answer, ChatRequest, Head
-from sandlot.trajectory.turn import Ids, Turn
+from sandlot.ids import Ids, PromptIds
+from sandlot.trajectory.turn import Turn
 
 
 class Recorder(Protocol):

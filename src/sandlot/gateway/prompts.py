@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sandlot.engine.ids import PromptIds
+from sandlot.ids import Ids, PromptIds
 from sandlot.trajectory.tree import SessionTree
-from sandlot.trajectory.turn import Ids, Turn, ids_hash
+from sandlot.trajectory.turn import Turn, ids_hash
 
 if TYPE_CHECKING:
     from _hashlib import HASH as IdsHash

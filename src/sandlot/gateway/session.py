@@ -20,7 +20,6 @@ from typing import Any
 from sandlot.chat.continuity import Continuity, Match
 from sandlot.chat.messages import digest
 from sandlot.engine.base import Generation, SamplingParams
-from sandlot.engine.ids import PromptIds
 from sandlot.errors import ContextOverflowError, EngineError, ModelError
 from sandlot.gateway.answering import Taken, take
 from sandlot.gateway.bodies import Bodies
@@ -29,8 +28,9 @@ from sandlot.gateway.ledger import Ledger
 from sandlot.gateway.limits import SessionLimits
 from sandlot.gateway.prompts import Prompts
 from sandlot.gateway.wire.base import ChatRequest, Head, Stored, WireError
+from sandlot.ids import Ids, PromptIds, ids_array
 from sandlot.trajectory.tree import SessionTree
-from sandlot.trajectory.turn import Ids, Turn, ids_array
+from sandlot.trajectory.turn import Turn
 
 log = logging.getLogger(__name__)
 _SHORT = 8_000

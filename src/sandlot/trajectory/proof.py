@@ -14,7 +14,8 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
-from sandlot.trajectory.turn import Ids, Turn
+from sandlot.ids import Ids
+from sandlot.trajectory.turn import Turn
 
 _Problem = tuple[str, int | None, str]  # kind, position, detail
 

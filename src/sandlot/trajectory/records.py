@@ -9,7 +9,8 @@ import msgspec
 import numpy as np
 
 from sandlot.errors import JournalError
-from sandlot.trajectory.turn import Turn, ids_array
+from sandlot.ids import ids_array
+from sandlot.trajectory.turn import Turn
 
 SCHEMA_VERSION = 1
 

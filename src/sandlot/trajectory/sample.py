@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sandlot.trajectory.turn import Ids
+from sandlot.ids import Ids
 
 
 class Span(NamedTuple):

@@ -9,7 +9,8 @@ from dataclasses import replace
 import numpy as np
 
 from sandlot.errors import JournalError
-from sandlot.trajectory.turn import Ids, Turn, ids_array
+from sandlot.ids import Ids, ids_array
+from sandlot.trajectory.turn import Turn
 
 _EMPTY = ids_array([])
 
