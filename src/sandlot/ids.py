@@ -22,6 +22,18 @@ def ids_array(ids: Any) -> Ids:
     return np.asarray(ids, dtype=np.int32).reshape(-1)
 
 
+def common_prefix(a: Ids, b: Ids) -> int:
+    """How many leading tokens two arrays have in common; cheap where they differ early."""
+    n, at, step = min(len(a), len(b)), 0, 64
+    while at < n:
+        stop = min(n, at + step)
+        differs = a[at:stop] != b[at:stop]
+        if differs.any():
+            return at + int(differs.argmax())
+        at, step = stop, step * 4
+    return n
+
+
 class Piece:
     """Ids that come again in many prompts, with their JSON text as soon as it is asked for."""
 

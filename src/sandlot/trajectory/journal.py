@@ -30,6 +30,7 @@ from sandlot.trajectory.records import (
     SessionRecord,
     TurnRecord,
 )
+from sandlot.trajectory.repeats import Sequences
 from sandlot.trajectory.turn import Turn
 
 # A gzip header (deflate, with extra field, no time) whose one subfield "SL" is: size of what follows, its CRC-32.
@@ -77,6 +78,7 @@ class JournalWriter:
                 raise JournalError(f"{self.path} is being written by someone else; end that one first") from None
             data = self.path.read_bytes()
             self.content, self._order, self._end = _replay(data, self.path)
+            self._sequences = Sequences(self.content.turns)
             if self.content.torn:
                 os.ftruncate(self._fd, self._end)
             os.fsync(self._fd)
@@ -90,27 +92,34 @@ class JournalWriter:
 
         A refused record or a failed write leaves the journal as is.
         """
-        member = _member(record)
         with self._lock:
-            if self._fd < 0:
-                raise JournalError(f"{self.path} is closed; nothing can be added")
-            if problem := self._order.problem(record):
-                raise JournalError(f"{self.path}: {problem}")
-            try:
-                view = memoryview(member)
-                while view:
-                    view = view[os.write(self._fd, view) :]
-                if wait:
-                    os.fsync(self._fd)
-            except BaseException:
-                os.ftruncate(self._fd, self._end)
-                raise
-            self._order.note(record)
-            self._end += len(member)
+            self._append(record, wait=wait)
+            if isinstance(record, TurnRecord):
+                self._sequences.add(record.turn(self._sequences))
+
+    def _append(self, record: Record, *, wait: bool = True) -> None:
+        if self._fd < 0:
+            raise JournalError(f"{self.path} is closed; nothing can be added")
+        if problem := self._order.problem(record):
+            raise JournalError(f"{self.path}: {problem}")
+        member = _member(record)
+        try:
+            view = memoryview(member)
+            while view:
+                view = view[os.write(self._fd, view) :]
+            if wait:
+                os.fsync(self._fd)
+        except BaseException:
+            os.ftruncate(self._fd, self._end)
+            raise
+        self._order.note(record)
+        self._end += len(member)
 
     def turn(self, turn: Turn) -> None:
         """Record an accepted call of the engine; call it before the last byte of the reply is sent."""
-        self.append(TurnRecord.of(turn))
+        with self._lock:
+            self._append(TurnRecord.of(turn, self._sequences.repeats(turn)))
+            self._sequences.add(turn)
 
     def delivered(self, turn_id: str) -> None:
         """Record that the whole reply of a turn reached the client."""
@@ -202,7 +211,7 @@ def _replay(data: bytes, path: Path) -> tuple[JournalContent, _Order, int]:
     order, end = _Order(), 0
     header: SessionRecord | None = None
     sealed: SealedRecord | None = None
-    turns: list[TurnRecord] = []
+    turns: list[tuple[int, TurnRecord]] = []
     events: list[EventRecord | ForkRecord] = []
     delivered: set[str] = set()
     for record, next_at in _records(data, path):
@@ -213,7 +222,7 @@ def _replay(data: bytes, path: Path) -> tuple[JournalContent, _Order, int]:
             case SessionRecord():
                 header = record
             case TurnRecord():
-                turns.append(record)
+                turns.append((end, record))
             case DeliveredRecord():
                 delivered.add(record.turn)
             case SealedRecord():
@@ -223,13 +232,26 @@ def _replay(data: bytes, path: Path) -> tuple[JournalContent, _Order, int]:
         end = next_at
     content = JournalContent(
         header=header,
-        turns=[t.turn(delivered=t.id in delivered) for t in turns],
-        delivered=frozenset(delivered | {t.id for t in turns if t.delivered}),
+        turns=_turns(turns, delivered, path),
+        delivered=frozenset(delivered | {t.id for _, t in turns if t.delivered}),
         events=events,
         sealed=sealed,
         torn=end < len(data),
     )
     return content, order, end
+
+
+def _turns(records: list[tuple[int, TurnRecord]], delivered: set[str], path: Path) -> list[Turn]:
+    """The turns of records, each with the offset where it stands."""
+    turns, earlier = [], Sequences()
+    for at, record in records:
+        try:
+            turn = record.turn(earlier, delivered=record.id in delivered)
+        except JournalError as e:
+            raise JournalError(f"{path} is damaged at byte {at}: {e}; restore it from a copy or move it away") from e
+        earlier.add(turn)
+        turns.append(turn)
+    return turns
 
 
 def _member(record: Record) -> bytes:

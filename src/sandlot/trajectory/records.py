@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ import numpy as np
 
 from sandlot.errors import JournalError
 from sandlot.ids import ids_array
+from sandlot.trajectory.repeats import Repeat, Sequences, remaining
 from sandlot.trajectory.turn import Turn
 
 SCHEMA_VERSION = 1
@@ -38,7 +40,10 @@ class SessionRecord(
 
 
 class TurnRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="turn", forbid_unknown_fields=True):
-    """One turn, the prompt as a delta; see `sandlot.trajectory.turn.Turn`."""
+    """One turn, the prompt as a delta; see `sandlot.trajectory.turn.Turn`.
+
+    Of the new tokens of a long delta, `new_ids` are those that do not stand in an earlier turn (`repeats`).
+    """
 
     id: str
     parent: str | None
@@ -60,9 +65,10 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", ta
     parse: list[str] = []
     delivered: bool = False
     metadata: dict[str, Any] = {}
+    repeats: list[Repeat] = []
 
     @classmethod
-    def of(cls, turn: Turn) -> TurnRecord:
+    def of(cls, turn: Turn, repeats: Sequence[Repeat] = ()) -> TurnRecord:
         """The record of a turn that an engine has really sampled; `JournalError` when the turn cannot be one."""
         ids, logprobs = ids_array(turn.output_ids), np.asarray(turn.logprobs, dtype=np.float64)
         if not len(ids) or logprobs.shape != ids.shape or not np.isfinite(logprobs).all():
@@ -76,7 +82,7 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", ta
             id=turn.id,
             parent=turn.parent,
             shared=turn.shared,
-            new_ids=ids_array(turn.new_ids).tolist(),
+            new_ids=remaining(ids_array(turn.new_ids), repeats).tolist(),
             output_ids=ids.tolist(),
             logprobs=logprobs.tolist(),
             finish_reason=turn.finish_reason,
@@ -93,15 +99,16 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", ta
             parse=list(turn.parse),
             delivered=turn.delivered,
             metadata=dict(turn.metadata),
+            repeats=list(repeats),
         )
 
-    def turn(self, *, delivered: bool = False) -> Turn:
-        """The turn as it was recorded; `delivered` adds what a later record said."""
+    def turn(self, earlier: Sequences, *, delivered: bool = False) -> Turn:
+        """The turn as it was recorded after `earlier` ones; `delivered` adds what a later record said."""
         return Turn(
             id=self.id,
             parent=self.parent,
             shared=self.shared,
-            new_ids=ids_array(self.new_ids),
+            new_ids=earlier.restored(self.new_ids, self.repeats),
             output_ids=ids_array(self.output_ids),
             logprobs=np.asarray(self.logprobs, dtype=np.float64),
             finish_reason=self.finish_reason,

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from sandlot.errors import JournalError
-from sandlot.ids import Ids, ids_array
+from sandlot.ids import Ids, common_prefix, ids_array
 from sandlot.trajectory.turn import Turn
 
 _EMPTY = ids_array([])
@@ -208,7 +208,7 @@ def _insert(node: _Node, depth: int, ids: Ids) -> tuple[_Node, int, str | None]:
                 node.children[int(ids[done])] = child
                 return child, len(child.edge), passed
             node, depth = child, 0
-        common = _common_prefix(node.edge[depth:], ids[done:])
+        common = common_prefix(node.edge[depth:], ids[done:])
         done += common
         depth += common
         if depth == len(node.edge):
@@ -227,15 +227,3 @@ def _split(node: _Node, depth: int) -> _Node:
     upper.children[int(node.edge[depth])] = node
     node.start, node.edge, node.parent = node.start + depth, node.edge[depth:], upper
     return upper
-
-
-def _common_prefix(a: Ids, b: Ids) -> int:
-    """How many leading tokens two arrays have in common; cheap where they differ early."""
-    n, at, step = min(len(a), len(b)), 0, 64
-    while at < n:
-        stop = min(n, at + step)
-        differs = a[at:stop] != b[at:stop]
-        if differs.any():
-            return at + int(differs.argmax())
-        at, step = stop, step * 4
-    return n
