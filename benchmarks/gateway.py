@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import sys
 import tempfile
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -135,15 +136,16 @@ def main() -> None:
     given = parser.parse_args()
     model = given.model or prepare_embedded_model(cache_dir(), print)
     work = Workload(model)
-    found: dict[str, dict[str, dict[str, Any]]] = {}
-    for name in given.scenarios or SCENARIOS:
-        runs: dict[str, list[dict[str, Any]]] = {}
-        for _ in range(given.repeat):
+    runs: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    for number in range(given.repeat):  # round by round, so that what is compared was measured at about the same time
+        for name in given.scenarios or SCENARIOS:
             for who in contenders(name, given.only):
+                print(f"round {number + 1} of {given.repeat}: {name}, {who}", file=sys.stderr, flush=True)
                 run = measure(name, who, model, work, given.turns, not given.no_journals)
-                runs.setdefault(who, []).append(run)
-        found[name] = {who: middle(all_runs) for who, all_runs in runs.items()}
-        for who, figures in found[name].items():
+                runs.setdefault(name, {}).setdefault(who, []).append(run)
+    found = {name: {who: middle(of_one) for who, of_one in by.items()} for name, by in runs.items()}
+    for name, by in found.items():
+        for who, figures in by.items():
             print(f"{name:10} {who:9}", "  ".join(_shown(key, value) for key, value in figures.items()), flush=True)
     print()
     for what, value, sense, target in targets(found):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
+from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from sandlot.chat.tokenizer import read_json
@@ -39,12 +41,16 @@ class _Environment(ImmutableSandboxedEnvironment):
     """The usual environment of chat templates; the fields of a conversation are found without first failing."""
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        if type(obj) is dict and attribute in obj and attribute not in _OF_DICT:
-            return obj[attribute]
+        kind = type(obj)
+        if kind is dict and attribute not in _OF_DICT:
+            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        if kind is LoopContext and attribute in _OF_LOOP:
+            return getattr(obj, attribute)
         return super().getattr(obj, attribute)
 
 
 _OF_DICT = frozenset(dir(dict))
+_OF_LOOP = frozenset(("first", "index", "index0", "last", "length", "nextitem", "previtem", "revindex", "revindex0"))
 
 
 class ChatTemplate:
@@ -153,8 +159,17 @@ def _tojson(
     value: Any,
     ensure_ascii: bool = False,
     indent: int | str | None = None,
-    separators: tuple[str, str] | None = None,
+    separators: Sequence[str] | None = None,
     sort_keys: bool = False,
 ) -> str:
     # jinja2's own filter escapes HTML characters, which models never saw in training.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    pair = (separators[0], separators[1]) if separators else None  # a template may write them as a list
+    return _json(ensure_ascii, indent, pair, sort_keys).encode(value)
+
+
+@lru_cache(maxsize=16)
+def _json(
+    ensure_ascii: bool, indent: int | str | None, separators: tuple[str, str] | None, sort_keys: bool
+) -> json.JSONEncoder:
+    """What `json.dumps` makes anew for each value."""
+    return json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
