@@ -45,6 +45,7 @@ class Literals:
         self.all = frozenset(literals)
         source = literals_pattern(sorted(self.all))
         self.longest = re.compile(source)
+        self._parts = re.compile(f"({source})")
         self._starts = re.compile(f"(?={source})")
         self._heads = frozenset(s[:k] for s in self.all for k in range(1, len(s)))
         self._tails = frozenset(s[k:] for s in self.all for k in range(1, len(s)))
@@ -53,6 +54,11 @@ class Literals:
         self._last = frozenset(s[-1] for s in self.all)
         self._all_joined = "\0".join(self.all)
         self._known_harmless = lru_cache(maxsize=_REMEMBERED)(self._harmless)
+
+    def split(self, text: str) -> tuple[list[str], list[str]]:
+        """The literals in a text, longest first, and the stretches before, between and after them."""
+        parts = self._parts.split(text)
+        return parts[::2], parts[1::2]
 
     def harmless(self, text: str) -> bool:
         """Whether there is nothing to cut in `text`. Most come again whenever their history was rewritten."""

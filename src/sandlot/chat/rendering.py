@@ -1,4 +1,4 @@
-"""From a canonical conversation to the text that is encoded: guarded, rendered, its control tokens as aliases."""
+"""From a canonical conversation to a prompt: guarded, rendered, its control strings told from what only looks so."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from sandlot.chat.messages import Message, Tool
 from sandlot.chat.roles import Traits, conform, template_messages, untrusted_texts
 from sandlot.chat.template import ChatTemplate, TemplateError
 from sandlot.chat.tokenizer import ChatTokenizer
+from sandlot.ids import PromptIds
 
 
 def render_text(
@@ -20,7 +21,31 @@ def render_text(
     tools: Sequence[Tool],
     generation_prompt: bool,
 ) -> str:
-    """Render with untrusted control strings cut; the template's own become aliases."""
+    """The text of a conversation in which the template's own control strings are aliases."""
+    text, guard = _rendered(tokenizer, template, traits, messages, tools, generation_prompt)
+    return guard.clean(tokenizer.conceal(text))
+
+
+def render_prompt(
+    tokenizer: ChatTokenizer,
+    template: ChatTemplate,
+    traits: Traits,
+    messages: Sequence[Message],
+    tools: Sequence[Tool],
+) -> PromptIds:
+    """The ids of that text, with the generation prompt."""
+    return tokenizer.prompt(*_rendered(tokenizer, template, traits, messages, tools, True))
+
+
+def _rendered(
+    tokenizer: ChatTokenizer,
+    template: ChatTemplate,
+    traits: Traits,
+    messages: Sequence[Message],
+    tools: Sequence[Tool],
+    generation_prompt: bool,
+) -> tuple[str, Guard]:
+    """What the template writes, control strings in untrusted texts cut by the guard."""
     shown = conform(messages, traits)
     functions: list[dict[str, Any]] = [t.as_function() for t in tools]
     try:
@@ -32,4 +57,4 @@ def render_text(
         )
     except RecursionError as e:
         raise TemplateError("a tool or tool call in the conversation is nested too deeply to render") from e
-    return guard.clean(tokenizer.conceal(text))
+    return text, guard

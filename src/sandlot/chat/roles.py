@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
 
@@ -113,6 +114,7 @@ def shown_arguments(arguments: dict[str, Any] | str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {UNPARSED_ARGUMENTS: arguments}
 
 
+@lru_cache(maxsize=4096)
 def short_id(wire_id: str) -> str:
     """Nine letters and digits for a call's id, the one form every template takes; the same for the same id."""
     return blake2b(wire_id.encode("utf-8", "surrogatepass")).hexdigest()[:9]

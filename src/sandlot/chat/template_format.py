@@ -15,7 +15,7 @@ from sandlot.chat.forms import detect_form
 from sandlot.chat.markup import CALL_PAIR, THINK_PAIRS, Markup
 from sandlot.chat.messages import Message, Reply, Tool, ToolCall
 from sandlot.chat.native_ids import answer_with_sampled_ids, with_native_ids
-from sandlot.chat.rendering import render_text
+from sandlot.chat.rendering import render_prompt, render_text
 from sandlot.chat.replies import ReplyReader
 from sandlot.chat.roles import Traits, conform, untrusted_texts
 from sandlot.chat.template import ChatTemplate, TemplateError
@@ -60,7 +60,7 @@ class TemplateFormat:
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> PromptIds:
         """Ids of the whole prompt, ending with the generation prompt."""
-        return self.tokenizer.prompt(self.text(messages, tools))
+        return render_prompt(self.tokenizer, self.template, self.traits, self._native(messages), tools)
 
     def extend(
         self,
@@ -99,13 +99,14 @@ class TemplateFormat:
 
     def text(self, messages: Sequence[Message], tools: Sequence[Tool], *, generation_prompt: bool = True) -> str:
         """The rendered conversation, with aliases where the template wrote control tokens."""
-        if self.traits.native_ids:
-            messages = with_native_ids(messages)
-        return self._text(messages, tools, generation_prompt)
+        return self._text(self._native(messages), tools, generation_prompt)
 
     def thought_open(self, prompt_ids: Sequence[int]) -> bool:
         """Whether the generation prompt opens a thought and leaves it open."""
         return self.replies.thought_open(prompt_ids)
+
+    def _native(self, messages: Sequence[Message]) -> Sequence[Message]:
+        return with_native_ids(messages) if self.traits.native_ids else messages
 
     def _text(self, messages: Sequence[Message], tools: Sequence[Tool], generation_prompt: bool = True) -> str:
         return render_text(self.tokenizer, self.template, self.traits, messages, tools, generation_prompt)

@@ -19,7 +19,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from sandlot.chat.literals import Literals
+from sandlot.chat.literals import Guard, Literals
 from sandlot.chat.segments import Segments
 from sandlot.errors import ModelError
 from sandlot.ids import Piece, PromptIds
@@ -42,8 +42,9 @@ class ChatTokenizer:
         nonce = next(iter(self._literal_of), "(?!)..")[:-2]
         self._any_alias = re.compile(f"{nonce}.\U0010fffd")
         self._nonce = nonce
-        self._segments = Segments(self._encode_stretches)
-        self._id_after_nonce = {alias[-2:]: self.control_ids[s] for s, alias in aliases.items()}
+        self._segments = Segments(self._encode_all)
+        self._control_pieces = {literal: Piece([token_id]) for literal, token_id in self.control_ids.items()}
+        self._after_nonce = {alias[-2:]: self._control_pieces[literal] for literal, alias in aliases.items()}
         self._splits = self._control_tokens_part_text(spec)
         self._check_ids(spec)
         top = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
@@ -82,31 +83,31 @@ class ChatTokenizer:
         """Ids of text in which only aliases are control tokens. No begin or end token is added."""
         if not self._splits:
             return list(self._encode_all([text])[0])
+        first, *others = text.split(self._nonce)
+        pieces = self._pieces([first, *(other[2:] for other in others)], [self._after_nonce[o[:2]] for o in others])
         ids = array("i")
-        for piece in self._pieces(text):
+        for piece in pieces:
             ids.extend(piece.ids)
         return ids.tolist()
 
-    def prompt(self, text: str) -> PromptIds:
-        """The same for a whole prompt, of which all but a little was asked for before."""
-        return PromptIds.joined(self._pieces(text)) if self._splits else PromptIds.of(self.encode(text))
+    def prompt(self, text: str, guard: Guard) -> PromptIds:
+        """Ids of trusted text with its control strings as they are spelled, but for those that the guard has cut.
 
-    def _pieces(self, text: str) -> list[Piece]:
-        first, *others = text.split(self._nonce)
-        return self._segments.pieces([self._nonce + first, *others])
+        The same as `encode(guard.clean(conceal(text)))`, without putting the text of a whole prompt together anew.
+        """
+        if not self._splits:
+            return PromptIds.of(self.encode(guard.clean(self.conceal(text))))
+        stretches, controls = self.literals.split(text)
+        if guard.marker:
+            stretches = [guard.clean(stretch) for stretch in stretches]
+        return PromptIds.joined(self._pieces(stretches, [self._control_pieces[literal] for literal in controls]))
 
-    def _encode_stretches(self, stretches: list[str]) -> list[list[int]]:
-        """Ids of stretches that begin with what follows the nonce of a control token, or with the nonce alone."""
-        leads: list[list[int]] = []
-        texts: list[str] = []
-        for stretch in stretches:
-            if stretch.startswith(self._nonce):
-                leads.append([])
-                texts.append(stretch[len(self._nonce) :])
-            else:
-                leads.append([self._id_after_nonce[stretch[:2]]])
-                texts.append(stretch[2:])
-        return [[*lead, *ids] for lead, ids in zip(leads, self._encode_all(texts), strict=True)]
+    def _pieces(self, stretches: list[str], controls: list[Piece]) -> list[Piece]:
+        """Stretches of text and the control tokens between them."""
+        pieces = [_NOTHING] * (len(stretches) + len(controls))
+        pieces[::2] = self._segments.pieces(stretches)
+        pieces[1::2] = controls
+        return pieces
 
     def _encode_all(self, texts: list[str]) -> list[Sequence[int]]:
         try:
@@ -176,6 +177,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 _SIDES = (("", "word"), ("word", ""), ("word ", " word"), ("a\n", "\n\nb"), ("1", "2"), ("  ", "x  "), ("é", "日本"))
 """What stands before and after a control token to find out whether it parts them."""
+
+_NOTHING = Piece(())
 
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
