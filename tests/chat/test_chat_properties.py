@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
@@ -15,7 +16,9 @@ from sandlot.chat.literals import Guard
 from sandlot.chat.messages import Message, Tool, ToolCall
 from sandlot.chat.roles import template_messages
 from sandlot.chat.template import TemplateError
+from sandlot.engine.client import with_ids
 from support.chat_templates import SHAPES, split_turn
+from support.profiles import few
 
 CONTROLS = sorted({t for shape in SHAPES.values() for t in shape.tokens})
 PIECES = [
@@ -127,6 +130,22 @@ def test_the_prompt_says_what_the_template_says(
         template_messages(messages, unguarded), [t.as_function() for t in offered], generation_prompt=True
     )
     assert chat.decode(chat.render(messages, offered)) == text
+
+
+@few
+@given(conversations(), tools)
+def test_a_prompt_is_its_text_encoded(
+    formats: Mapping[str, TemplateFormat], messages: list[Message], offered: list[Tool]
+) -> None:
+    """It is put together from pieces; and so is its JSON text."""
+    for chat in formats.values():
+        try:
+            text = chat.text(messages, offered)
+        except TemplateError:
+            continue
+        prompt = chat.render(messages, offered)
+        assert prompt == chat.encode(text)
+        assert json.loads(with_ids({}, "ids", prompt)) == {"ids": list(prompt)}
 
 
 @given(texts)

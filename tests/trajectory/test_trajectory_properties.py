@@ -2,11 +2,14 @@
 
 import itertools
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sandlot.trajectory import repeats
 from sandlot.trajectory.audit import audit
 from sandlot.trajectory.journal import JournalWriter, read_journal
 from sandlot.trajectory.records import SealedRecord, SessionRecord
@@ -75,9 +78,17 @@ def test_every_sampled_token_of_kept_turns_is_trained_once_with_its_own_logprob(
 
 
 @on_disk
-@given(session=sessions(), late=st.data())
-def test_a_journal_gives_back_the_session_bit_for_bit(tmp_path_factory, session: SessionBuilder, late) -> None:
-    path = tmp_path_factory.mktemp("j") / "e.jsonl.gz"
+@given(session=sessions(), late=st.data(), finely=st.booleans())
+def test_a_journal_gives_back_the_session_bit_for_bit(tmp_path_factory, session: SessionBuilder, late, finely) -> None:
+    """`finely`: repeats of a token or two are told as well, since random sessions are short."""
+    with pytest.MonkeyPatch.context() as patch:
+        if finely:
+            patch.setattr(repeats, "_WORTH", 1)
+            patch.setattr(repeats, "_PROBE", late.draw(st.integers(1, 2)))
+        _through_a_journal(tmp_path_factory.mktemp("j") / "e.jsonl.gz", session, late)
+
+
+def _through_a_journal(path: Path, session: SessionBuilder, late: st.DataObject) -> None:
     now_delivered = set()
     with JournalWriter(path) as journal:
         journal.append(SessionRecord(episode_id="é/1", group_id="g", metadata={"n": 1}))

@@ -93,9 +93,10 @@ class JournalWriter:
         A refused record or a failed write leaves the journal as is.
         """
         with self._lock:
+            turn = record.turn(self._sequences) if isinstance(record, TurnRecord) else None
             self._append(record, wait=wait)
-            if isinstance(record, TurnRecord):
-                self._sequences.add(record.turn(self._sequences))
+            if turn is not None:
+                self._sequences.add(turn)
 
     def _append(self, record: Record, *, wait: bool = True) -> None:
         if self._fd < 0:
