@@ -288,7 +288,7 @@ async def test_the_path_can_name_the_session_but_opens_nothing_without_its_key(m
 
 
 async def test_a_call_nested_too_deeply_is_refused_in_the_dialects_shape(make_rig: MakeRig) -> None:
-    """As a policy may write one, which its agent then sends back."""
+    """A policy may write one: sent back under its id it is only known again, and never rendered."""
     nested = '{"a":' * 600 + "1" + "}" * 600
     rig = await make_rig(script(call_text("exec", nested), "Done."))
     bearer = {"Authorization": f"Bearer {rig.opened.api_key}"}
@@ -296,12 +296,12 @@ async def test_a_call_nested_too_deeply_is_refused_in_the_dialects_shape(make_ri
     async with rig.http.post(f"{rig.url}/v1/responses", json=body, headers=bearer) as reply:
         calls = [item for item in (await reply.json())["output"] if item["type"] == "function_call"]
     assert [call["arguments"] for call in calls] == [nested]
-    body["input"] += calls
+    foreign = {**body, "input": [*body["input"], calls[0] | {"call_id": "c", "arguments": nested.replace("a", "b")}]}
     function = {"name": "exec", "arguments": nested}
     asked = {"role": "assistant", "tool_calls": [{"id": "c", "type": "function", "function": function}]}
     part = f'{{"functionCall":{{"name":"exec","args":{nested}}}}}'
     for path, text in (
-        ("/v1/responses", json.dumps(body)),
+        ("/v1/responses", json.dumps(foreign)),
         ("/v1/chat/completions", json.dumps({"messages": [{"role": "user", "content": "go"}, asked]})),
         ("/v1beta/models/m:generateContent", f'{{"contents":[{{"role":"model","parts":[{part}]}}]}}'),
     ):
@@ -311,6 +311,13 @@ async def test_a_call_nested_too_deeply_is_refused_in_the_dialects_shape(make_ri
         assert "nested too deeply; send arguments and schemas that are flatter" in told["message"]
         assert told.get("type", told.get("status")) in ("invalid_request_error", "INVALID_ARGUMENT")
     assert len(rig.session.turns) == 1
+    body["input"] += calls
+    for _ in range(2):
+        body["input"].append({"role": "user", "content": "on"})
+        async with rig.http.post(f"{rig.url}/v1/responses", json=body, headers=bearer) as reply:
+            assert reply.status == 200, await reply.text()
+            body["input"] += (await reply.json())["output"]
+    assert rig.session.forks == []
 
 
 async def test_half_a_character_in_a_call_stays_in_the_branch(make_rig: MakeRig) -> None:

@@ -153,6 +153,27 @@ async def test_a_turn_that_is_dropped_is_a_branch_of_its_own(
     assert len(finished.samples) == 2 + mini
 
 
+async def test_calls_that_the_client_runs_in_a_form_of_its_own(make_rig: MakeRig, tmp_path: Path) -> None:
+    """What Claude Code fills in, renames, strips and leaves out before it runs a call is in its history from then on."""
+    work = tmp_path / "work"
+    said = [
+        call_text("Bash", {"command": f"cd {work} && printf 'a\\nb\\n' > a.txt && find . -exec ls {{}} \\\\;"}),
+        call_text("Read", {"file_path": f"{work}/a.txt", "offset": "1"}),
+        call_text("Edit", {"file_path": f"{work}/a.txt", "old_string": "a", "new_string": "c  "}),
+        call_text(
+            "Edit", f'{{"file_path": "{work}/a.txt", "old_str": "c", "new_str": "d", "n": 12345678901234567890}}'
+        ),
+        "Done.",
+    ]
+    rig = await make_rig(in_turn(said))
+    result = await _run(rig, ClaudeCode(), tmp_path)
+    assert ClaudeCode().failure(result) == (None, ""), result.text()
+    turns = rig.session.turns
+    assert [t.parent for t in turns] == [None, *(t.id for t in turns[:-1])]
+    assert rig.session.forks == []
+    assert (work / "a.txt").read_text() == "c\nb\n"
+
+
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Callable[[Rig], None]:
     """Makes the engine of a rig wait until its first stream has had three no-op events."""

@@ -203,8 +203,10 @@ async def test_an_edited_command_is_another_branch(make_rig: MakeRig) -> None:
     rig = await make_rig(script(call_text("shell", {"commands": ["ls"]}), "Done."))
     items, _ = await answered(rig, False, "go")
     call = next(item for item in items if item["type"] == "shell_call")
+    history = [{"role": "user", "content": "go"}, *items, result(call)]
+    await answered(rig, False, history)
     call["action"]["commands"] = ["rm -r ."]
-    await answered(rig, False, [{"role": "user", "content": "go"}, *items, result(call)])
+    await answered(rig, False, history)
     ((_, reason),) = rig.session.forks
     assert "edited arguments" in reason
 

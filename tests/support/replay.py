@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
@@ -60,7 +60,7 @@ def replay(
             # The recorder's marks are hashes: equal turns have equal ones, which ours do not.
             if signatures.count(signatures[number]) == 1:
                 marks.append(signatures[number])
-            continuity.record(match, f"t{number}", message, marks, statuses)
+            continuity.record(match, f"t{number}", replace(message, marks=tuple(marks)), statuses)
     return steps
 
 

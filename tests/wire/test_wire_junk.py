@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -85,7 +86,8 @@ def test_a_shells_or_patchs_call_read_back_is_the_turn(name: str, arguments: dic
     assert item["type"] in (f"{name}_call", "function_call")
     (message,) = RESPONSES.parse({"input": [item]}, {}).messages
     known = Continuity()
-    known.record(known.match(OWN.messages, OWN.tools), TURN, reply.as_message(told.call_ids), told.call_ids)
+    said = replace(reply.as_message(told.call_ids), marks=told.call_ids)
+    known.record(known.match(OWN.messages, OWN.tools), TURN, said)
     found = known.match((*OWN.messages, message), OWN.tools)
     assert (found.turn, found.fork) == (TURN, "")
 

@@ -9,14 +9,12 @@ agent, its sub-agents, side calls, a compacted history) finds its own turn, what
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from operator import is_
-from typing import Any
 
-from sandlot.chat.messages import OWN_FORMS, CallStatus, Message, Tool, ToolCall, canonical_json, digest, tools_digest
+from sandlot.chat.messages import CallStatus, Message, Tool, ToolCall, canonical_json, digest, tools_digest
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,9 @@ _WALKS = 4
 class _Own:
     """A recorded turn: the key it was sampled under, the key after it, and what the agent was told.
 
-    `echo` is the last message that was found to be this turn: histories come again and again.
+    `form` are its calls as they first came back under their ids: a client may run what a model wrote in a form of its
+    own (a default filled in, a blank left out, an old name of an argument replaced), and then keeps to it. `echo` is
+    the last message that was found to be this turn: histories come again and again.
     """
 
     id: str
@@ -51,16 +51,33 @@ class _Own:
     after: bytes
     told: Message
     statuses: tuple[CallStatus, ...]
+    form: tuple[ToolCall, ...] | None = None
     echo: Message | None = None
 
-    def edited(self, message: Message) -> str | None:
-        """See `_edited`."""
-        if message is self.echo:
+    def edited(self, message: Message, *, marked: bool) -> str | None:
+        """What of the turn the client changed in meaning, or None. Whitespace, key order and lost reasoning are no
+        change, nor is the first form in which the calls of a message come back that is `marked` as this turn."""
+        if message is self.echo or message is self.told:
             return None
-        difference = _edited(message, self)
-        if difference is None:
-            self.echo = message
-        return difference
+        if message.text.split() != self.told.text.split():
+            return "edited text"
+        if len(message.tool_calls) != len(self.told.tool_calls):
+            return "added or removed calls"
+        told, form = self.told.tool_calls, self.told.tool_calls
+        if marked:
+            form = message.tool_calls if self.form is None else self.form
+        for sent, came, formed, status in zip(told, message.tool_calls, form, self.statuses, strict=True):
+            if status != "ok":
+                continue  # clients rewrite calls they could not run in ways of their own
+            if sent.name != came.name:
+                return "renamed call"
+            own_form = came.id in ("", sent.id) and _same_arguments(formed, came)
+            if not own_form and not _same_arguments(sent, came):
+                return "edited arguments"
+        if marked and self.form is None:
+            self.form = form
+        self.echo = message
+        return None
 
 
 @dataclass(eq=False)
@@ -118,7 +135,7 @@ class Continuity:
     def match(self, messages: Sequence[Message], tools: tuple[Tool, ...]) -> Match:
         """Find the turn that `messages` continue. Linear in the request; changes no answer."""
         walk = self._begun(messages, digest("tools", tools_digest(tools)))
-        edits: list[str] = []
+        edits: dict[int, str] = {}
         for i in range(walk.length, len(messages)):
             message, key = messages[i], walk.path[-1]
             if message.role != "assistant":
@@ -135,14 +152,14 @@ class Continuity:
         fork = self._fork_reason(turn, new, messages, path, edits)
         return Match(turn, new, path[-1], fork, tuple(path))
 
-    def record(
-        self, match: Match, turn_id: str, told: Message, marks: Iterable[str], statuses: Sequence[CallStatus] = ()
-    ) -> None:
-        """Remember a turn sampled for `match`. `told` is the assistant message as the agent was told it."""
-        own = _Own(turn_id, match.key, digest(match.key, "turn", turn_id), told, tuple(statuses))
+    def record(self, match: Match, turn_id: str, told: Message, statuses: Sequence[CallStatus] = ()) -> None:
+        """Remember a turn sampled for `match`. `told` is the assistant message as the agent was told it, with all marks
+        of the turn; `statuses` are those of its calls, all well where there are none."""
+        after = digest(match.key, "turn", turn_id)
+        own = _Own(turn_id, match.key, after, told, tuple(statuses or ["ok"] * len(told.tool_calls)))
         self._own[turn_id] = own
         self._under.setdefault(match.key, []).append(turn_id)
-        for mark in marks:
+        for mark in told.marks:
             self._marks[mark] = turn_id
         for key in reversed(match.path):
             if key in self._known:
@@ -176,24 +193,24 @@ class Continuity:
             self._walks.remove(best)  # a longer one takes its place
         return best.cut(length)
 
-    def _find(self, message: Message, key: bytes, index: int, edits: list[str]) -> _Own | None:
+    def _find(self, message: Message, key: bytes, index: int, edits: dict[int, str]) -> _Own | None:
         marks = self._marks
         marked = {marks[mark] for mark in message.marks if mark in marks}
         if len(marked) > 1:
-            edits.append(f"message {index} joins pieces of {len(marked)} turns")
+            edits[index] = f"message {index} joins pieces of {len(marked)} turns"
             return None
         if marked:
             own = self._own[marked.pop()]
             if own.key != key:
                 return None  # the history before it was edited: `_fork_reason` names the first difference
-            if difference := own.edited(message):
-                edits.append(f"message {index}: {difference} of turn {own.id}")
+            if difference := own.edited(message, marked=True):
+                edits[index] = f"message {index}: {difference} of turn {own.id}"
                 return None
             return own
         # The oldest of several equal answers, so that a request means the same whenever it comes.
         for turn_id in self._under.get(key, ()):
             own = self._own[turn_id]
-            if own.edited(message) is None:
+            if own.edited(message, marked=False) is None:
                 return own
         return None
 
@@ -203,60 +220,24 @@ class Continuity:
         new: tuple[Message, ...],
         messages: Sequence[Message],
         path: list[bytes],
-        edits: list[str],
+        edits: dict[int, str],
     ) -> str:
         if not self._own or (
             turn is not None and turn not in self._continued and not any(m.role == "assistant" for m in new)
         ):
             return ""
-        if edits:
-            return edits[0]
         if path[0] not in self._known:
             return "other tools are offered"
         at = next((i for i, key in enumerate(path[1:]) if key not in self._known), None)
         if at is None:
             return "the same history again"
+        if at in edits:
+            return edits[at]
         message = messages[at]
         excerpt = " ".join(message.text.split())[:80]
         return f"message {at} ({message.role}) differs: {excerpt!r}"
 
 
-def _edited(message: Message, own: _Own) -> str | None:
-    """What of a turn the client changed in meaning, or None. Whitespace, key order and lost reasoning are no change."""
-    told = own.told
-    if message.text.split() != told.text.split():
-        return "edited text"
-    if len(message.tool_calls) != len(told.tool_calls):
-        return "added or removed calls"
-    statuses = own.statuses or ("ok",) * len(told.tool_calls)
-    for sent, came, status in zip(told.tool_calls, message.tool_calls, statuses, strict=True):
-        if status != "ok":
-            continue  # clients rewrite calls they could not run in ways of their own
-        if sent.name != came.name:
-            return "renamed call"
-        if not (_same_arguments(sent.arguments, came.arguments) or _shortened(sent, came)):
-            return "edited arguments"
-    return None
-
-
-def _same_arguments(sent: dict[str, Any] | str, came: dict[str, Any] | str) -> bool:
-    """Equal in meaning. A freeform tool takes one raw text: what the policy wrote in another shape went out as its
-    JSON text, and comes back as that text."""
-    if canonical_json(sent) == canonical_json(came):
-        return True
-    if not isinstance(came, dict) or came.keys() != {"input"} or not isinstance(text := came["input"], str):
-        return False
-    try:
-        return canonical_json(sent) == canonical_json(json.loads(text))
-    except (ValueError, RecursionError):
-        return False
-
-
-def _shortened(sent: ToolCall, came: ToolCall) -> bool:
-    """Whether a call came back in a form of its own, without arguments that are null or empty."""
-    given, left = sent.arguments, came.arguments
-    if sent.name not in OWN_FORMS or not isinstance(given, dict) or not isinstance(left, dict):
-        return False
-    dropped = [given[name] for name in given.keys() - left.keys()]
-    kept = {name: value for name, value in given.items() if name in left}
-    return all(value in (None, "", {}) for value in dropped) and canonical_json(kept) == canonical_json(left)
+def _same_arguments(one: ToolCall, other: ToolCall) -> bool:
+    """Equal in meaning."""
+    return one.arguments == other.arguments or canonical_json(one.arguments) == canonical_json(other.arguments)

@@ -82,11 +82,6 @@ class Message:
         return digest(self.role, self.text, calls, "e" if self.is_error else "")
 
 
-OWN_FORMS = frozenset({"local_shell", "shell", "apply_patch"})
-"""Kinds of tools, and their names, whose calls a protocol has a form of its own for, with no place for what is null or
-empty."""
-
-
 @dataclass(frozen=True)
 class Tool:
     """A tool the agent offers. `parameters` is its JSON schema.

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
-from sandlot.chat.messages import CallStatus, Message, ParsedCall, Reply, ToolCall
+from sandlot.chat.messages import CallStatus, Message, Reply, ToolCall
 from sandlot.engine.base import Generation
 from sandlot.gateway.call import Asked, Policy, Told
 from sandlot.gateway.wire import minted
@@ -26,12 +25,11 @@ _DECLINED = "the chat format renders in full here"
 
 @dataclass(frozen=True)
 class Taken:
-    """A generation that was taken in: the turn, how the agent is told, and how the turn is known again."""
+    """A generation that was taken in: the turn, how the agent is told, and the message by which it is known again."""
 
     turn: Turn
     told: Told
     message: Message
-    marks: tuple[str, ...]
     statuses: tuple[CallStatus, ...]
 
 
@@ -48,12 +46,9 @@ def take(asked: Asked, generation: Generation, reply: Reply, policy: Policy, sha
     finish: Literal["stop", "tool_calls", "length"] = "length" if told.truncated else "tool_calls" if sent else "stop"
     head = replace(asked.head, prompt_tokens=len(asked.prompt))
     answer = Answer(head, told, call_ids, signature, finish, len(turn.output_ids))
-    message = Message("assistant", text, reply.reasoning, _calls(sent, call_ids))
-    return Taken(turn, Told(turn.id, answer), message, (*call_ids, signature), tuple(c.status for c in sent))
-
-
-def _calls(sent: Sequence[ParsedCall], call_ids: Sequence[str]) -> tuple[ToolCall, ...]:
-    return tuple(ToolCall(c.name, c.arguments, i) for c, i in zip(sent, call_ids, strict=True))
+    calls = tuple(ToolCall(c.name, c.arguments, i) for c, i in zip(sent, call_ids, strict=True))
+    message = Message("assistant", text, reply.reasoning, calls, marks=(*call_ids, signature))
+    return Taken(turn, Told(turn.id, answer), message, tuple(c.status for c in sent))
 
 
 def _turn(asked: Asked, generation: Generation, reply: Reply, policy: Policy, shared: int, prompt_sha256: str) -> Turn:

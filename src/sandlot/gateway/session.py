@@ -251,12 +251,11 @@ class Session:
         self.turns.append(turn)
         if turn.fork:
             self.forks.append((turn.id, turn.fork))
-        self._continuity.record(asked.match, turn.id, taken.message, taken.marks, taken.statuses)
+        self._continuity.record(asked.match, turn.id, taken.message, taken.statuses)
         self._count(turn)
         self._told[asked.identity] = taken.told
         if (before := asked.request.stored) is not None:
-            said = replace(taken.message, marks=taken.marks)
-            self._stored[asked.head.id] = Stored((*before, said), asked.request.found)
+            self._stored[asked.head.id] = Stored((*before, taken.message), asked.request.found)
         return taken.told
 
     def _take(self, asked: Asked, generation: Generation, prompt_sha256: str) -> Taken:
