@@ -6,7 +6,7 @@ import pytest
 
 from sandlot.grading import grade
 from sandlot.tasks import CommandGrading, Task
-from support.backends import CLOUDS, open_backend
+from support.backends import CLOUDS, opened
 from support.cheats import GOLD, at_import, calc_patch, calc_task
 
 pytestmark = pytest.mark.slow
@@ -39,14 +39,10 @@ def task() -> Task:
 
 @pytest.mark.parametrize("name", CLOUDS)
 async def test_a_command_is_graded_anywhere(name: str) -> None:
-    backend, end = await open_backend(name)
-    try:
+    async with opened(name) as backend:
         solved, empty, cheat = [
             await grade(task(), patch, backend) for patch in (GOLD, b"", calc_patch(at_import(SPOOL)).diff)
         ]
-    finally:
-        await end()
-        await backend.close()
     assert (solved.reward, solved.detail) == (1.0, "")
     assert (empty.reward, empty.detail) == (0.0, "the command ended with status 1")
     assert (cheat.reward, cheat.failure) == (0.0, None)

@@ -8,7 +8,7 @@ import pytest_asyncio
 
 from sandlot.sandbox import SandboxSpec
 from sandlot.sandbox.local.sandbox import LocalSandbox
-from support.backends import open_backend
+from support.backends import opened
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -19,10 +19,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def backend(request: pytest.FixtureRequest) -> AsyncIterator[Any]:
-    made, clean = await open_backend(getattr(request, "param", "local"))
-    yield made
-    await clean()
-    await made.close()
+    async with opened(getattr(request, "param", "local")) as made:
+        yield made
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")

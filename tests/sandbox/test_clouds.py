@@ -17,7 +17,7 @@ from sandlot.sandbox import SANDBOXES, Layer, Limits, SandboxSpec, make_backend
 from sandlot.sandbox.local import LocalBackend
 from sandlot.sandbox.remote import owner, spool
 from sandlot.sandbox.remote.tunnel import Tunnel
-from support.backends import CLOUDS, DAYTONA, MODAL, _free_port, cloud_backend, serve
+from support.backends import CLOUDS, DAYTONA, MODAL, cloud_backend, free_port, serve
 from support.clouds import Cloud
 
 pytestmark = [
@@ -40,7 +40,7 @@ async def local() -> AsyncIterator[LocalBackend]:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def cloud(local: LocalBackend, request: pytest.FixtureRequest) -> AsyncIterator[Cloud]:
-    made = Cloud(local, _free_port())
+    made = Cloud(local, free_port())
     name = request.node.callspec.params.get("name", "") if hasattr(request.node, "callspec") else ""
     async with serve(name, made):
         yield made
@@ -198,12 +198,13 @@ async def test_creation_is_spaced(cloud: Cloud) -> None:
     await backend.close()
 
 
-async def test_a_cancelled_create_leaves_nothing(cloud: Cloud) -> None:
-    backend, booting, booted = cloud_backend("e2b", cloud), asyncio.Event(), cloud.boot
+async def test_a_cancelled_create_leaves_nothing_once_the_backend_is_closed(cloud: Cloud) -> None:
+    backend, booting, booted, names = cloud_backend("e2b", cloud), asyncio.Event(), cloud.boot, list[str]()
 
     async def boot(**how: Any) -> str:
         booting.set()
-        return await booted(**how)
+        names.append(await booted(**how))
+        return names[0]
 
     cloud.boot = boot  # type: ignore[method-assign]
     task = asyncio.ensure_future(backend.create(SPEC))
@@ -211,12 +212,27 @@ async def test_a_cancelled_create_leaves_nothing(cloud: Cloud) -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    for _ in range(400):
-        if cloud.created and not cloud.running:
-            break
-        await asyncio.sleep(0.05)
-    assert cloud.running == {}
     await backend.close()
+    assert (len(names), cloud.running) == (1, {})
+
+
+async def test_one_that_cannot_be_ended_keeps_no_other(cloud: Cloud) -> None:
+    backend, end, ended = cloud_backend("e2b", cloud), cloud.end, list[str]()
+    first = await backend.create(SPEC)
+    for _ in range(2):
+        await backend.create(SPEC)
+
+    async def refuse(name: str) -> None:
+        if name == first.id:
+            raise OSError("the connection broke")
+        await end(name)
+        ended.append(name)
+
+    cloud.end = refuse  # type: ignore[method-assign]
+    with pytest.raises(SandboxError, match="the connection broke"):
+        await backend.close()
+    assert (list(cloud.running), len(ended)) == ([first.id], 2)
+    await end(first.id)
 
 
 async def test_the_clouds_own_processes_live_on(cloud: Cloud) -> None:

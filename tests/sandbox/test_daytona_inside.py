@@ -14,9 +14,8 @@ pytest.importorskip("daytona", reason="Daytona's SDK is not installed here")
 from sandlot.errors import SandboxError, SandboxLostError, SandboxUnavailableError
 from sandlot.sandbox import Limits, SandboxSpec
 from sandlot.sandbox.daytona import DaytonaBackend
-from sandlot.sandbox.local import LocalBackend
 from support import daytona_server
-from support.clouds import Cloud
+from support.clouds import Cloud, a_cloud
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -25,11 +24,8 @@ SPEC = SandboxSpec(image="some-image", network="gateway", limits=Limits(memory=2
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def cloud() -> AsyncIterator[Cloud]:
-    local = LocalBackend()
-    made = Cloud(local)
-    yield made
-    await made.close()
-    await local.close()
+    async with a_cloud() as made:
+        yield made
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")

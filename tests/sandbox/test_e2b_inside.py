@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -15,17 +14,16 @@ from sandlot.errors import SandboxError, SandboxLostError, SandboxUnavailableErr
 from sandlot.sandbox import Limits, SandboxSpec
 from sandlot.sandbox.e2b import E2BBackend
 from sandlot.sandbox.remote import owner
-from support.backends import HostImage, open_backend
+from support.backends import HostImage, opened
+from support.clouds import check_streams
 
 SPEC = SandboxSpec(image="some-image", env={"GIVEN": "1"}, labels={"run": "r1"}, limits=Limits(wall_clock=7200))
 
 
 @pytest_asyncio.fixture
 async def host() -> AsyncIterator[HostImage]:
-    made, end = await open_backend("e2b-sdk")
-    yield made
-    await made.close()
-    await end()
+    async with opened("e2b-sdk") as made:
+        yield made
 
 
 async def test_what_is_asked_by_the_wire(host: HostImage) -> None:
@@ -46,20 +44,7 @@ async def test_what_is_asked_by_the_wire(host: HostImage) -> None:
 
 
 async def test_the_gateway_is_reached_over_the_sdks_streams(host: HostImage) -> None:
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write((await reader.readline()) * 200_000)
-        await writer.drain()
-        writer.close()
-
-    ask = "exec 3<>/dev/tcp/127.0.0.1/8400 && echo hello >&3 && cat <&3 | wc -c"
-    several = f"for n in 1 2 3 4 5 6; do ( {ask} ) & done; wait"
-    async with (
-        await host.create(SandboxSpec(image="some-image", network="gateway")) as sandbox,
-        await asyncio.start_server(answer, sock=sandbox.listen(8400)),
-    ):
-        assert (await sandbox.exec(["bash", "-c", several])).stdout == b"1200000\n" * 6
-        await sandbox.kill_processes()
-        assert (await sandbox.exec(["bash", "-c", ask])).stdout == b"1200000\n"
+    await check_streams(host)
 
 
 async def test_errors_of_the_sdk_are_told(host: HostImage, monkeypatch: pytest.MonkeyPatch) -> None:

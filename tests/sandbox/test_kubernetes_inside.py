@@ -14,9 +14,8 @@ from k8s_agent_sandbox.models import SandboxGatewayConnectionConfig, SandboxInCl
 from sandlot.errors import SandboxError, SandboxLostError, SandboxUnavailableError
 from sandlot.sandbox import SandboxSpec
 from sandlot.sandbox.kubernetes import KubernetesBackend
-from sandlot.sandbox.local import LocalBackend
 from support import kubernetes_server
-from support.clouds import Cloud
+from support.clouds import Cloud, a_cloud
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -25,12 +24,8 @@ SPEC = SandboxSpec(image="some-pool", env={"GIVEN": "1"}, labels={"group id": "Ã
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def cloud() -> AsyncIterator[Cloud]:
-    local = LocalBackend()
-    made = Cloud(local)
-    async with kubernetes_server.serve(made):
+    async with a_cloud() as made, kubernetes_server.serve(made):
         yield made
-    await made.close()
-    await local.close()
 
 
 @pytest_asyncio.fixture(loop_scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,9 @@ from modal_proto import api_pb2
 
 from sandlot.errors import SandboxError, SandboxLostError, SandboxUnavailableError
 from sandlot.sandbox import SandboxSpec
-from sandlot.sandbox.local import LocalBackend
 from sandlot.sandbox.modal import ModalBackend
 from support import modal_server
-from support.clouds import Cloud
+from support.clouds import Cloud, a_cloud, check_streams
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -29,12 +27,8 @@ SPEC = SandboxSpec(image="some-image", network="gateway")
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def cloud() -> AsyncIterator[Cloud]:
-    local = LocalBackend()
-    made = Cloud(local)
-    async with modal_server.serve(made):
+    async with a_cloud() as made, modal_server.serve(made):
         yield made
-    await made.close()
-    await local.close()
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -47,20 +41,7 @@ async def backend(cloud: Cloud) -> AsyncIterator[ModalBackend]:
 
 
 async def test_the_gateway_is_reached_over_the_sdks_streams(backend: ModalBackend) -> None:
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write((await reader.readline()) * 200_000)
-        await writer.drain()
-        writer.close()
-
-    ask = "exec 3<>/dev/tcp/127.0.0.1/8400 && echo hello >&3 && cat <&3 | wc -c"
-    several = f"for n in 1 2 3 4 5 6; do ( {ask} ) & done; wait"
-    async with (
-        await backend.create(SPEC) as sandbox,
-        await asyncio.start_server(answer, sock=sandbox.listen(8400)),
-    ):
-        assert (await sandbox.exec(["bash", "-c", several])).stdout == b"1200000\n" * 6
-        await sandbox.kill_processes()
-        assert (await sandbox.exec(["bash", "-c", ask])).stdout == b"1200000\n"
+    await check_streams(backend)
 
 
 async def test_a_lost_answer_starts_nothing_twice(backend: ModalBackend, monkeypatch: pytest.MonkeyPatch) -> None:

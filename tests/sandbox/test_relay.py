@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from sandlot.errors import SandboxError, SandboxLostError
 from sandlot.sandbox.remote import mux
 from sandlot.sandbox.remote.relay import Relay, loopback_listener
-from support.backends import _free_port
+from support.backends import free_port
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -58,7 +58,7 @@ class Place:
     """Where commands run that a relay starts."""
 
     def __init__(self) -> None:
-        self.port = _free_port()
+        self.port = free_port()
         self.commands: list[Command] = []
 
     async def start(self, argv: Sequence[str]) -> Command:

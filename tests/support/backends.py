@@ -19,7 +19,7 @@ from sandlot.sandbox import SANDBOXES, Check, Sandbox, SandboxBackend, SandboxSp
 from sandlot.sandbox.local import LocalBackend
 from sandlot.sandbox.remote import owner
 from support import e2b_double
-from support.clouds import Cloud
+from support.clouds import Cloud, a_cloud
 
 MODAL = ["modal"] if importlib.util.find_spec("modal") else []
 DAYTONA = ["daytona"] if importlib.util.find_spec("daytona") else []
@@ -52,10 +52,8 @@ PODMAN = Path(__file__).parents[2] / "tools/podman-service.sh"
 class HostImage:
     """A cloud whose image `host` is what the double boots, for suites that name no other."""
 
-    cloud: Cloud
-
-    def __init__(self, inner: SandboxBackend, **always: Any) -> None:
-        self.inner, self._always = inner, always
+    def __init__(self, inner: SandboxBackend, cloud: Cloud | None = None, **always: Any) -> None:
+        self.inner, self.cloud, self._always = inner, cloud, always
         self.name = inner.name
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
@@ -83,65 +81,44 @@ def podman_host() -> str:
     return done.stdout.strip()
 
 
-async def open_backend(name: str) -> tuple[Any, Any]:
-    """A backend for tests by name, and what cleans up before it is closed."""
+@asynccontextmanager
+async def opened(name: str) -> AsyncIterator[Any]:
+    """A backend for tests by name, closed at the end of the block with all that stands behind it."""
+    if name in CLOUDS:
+        port = free_port()
+        async with a_cloud(port) as cloud, serve(name, cloud):
+            way = {"advertise_url": f"tcp://127.0.0.1:{port}", "bind": f"127.0.0.1:{port}"}
+            async with _closing(HostImage(cloud_backend(name, cloud, **way), cloud, image="some-image")) as made:
+                yield made
+    elif name == "e2b-sdk":
+        async with a_cloud() as cloud, importlib.import_module("support.e2b_server").serve(cloud):
+            inner = SANDBOXES.get("e2b")(per_second=1000.0)
+            async with _closing(HostImage(inner, cloud, image="some-image")) as made:
+                yield made
+    else:
+        async with _closing(await _on_this_machine(name)) as made:
+            yield made
 
-    async def nothing() -> None: ...
 
+async def _on_this_machine(name: str) -> Any:
     if name == "docker":
         from sandlot.sandbox.docker import DockerBackend
 
-        return DockerBackend(await asyncio.to_thread(podman_host)), nothing
-    if name in CLOUDS:
-        local = LocalBackend()
-        port = _free_port()
-        cloud = Cloud(local, port)
-        serving = serve(name, cloud)
-        await serving.__aenter__()
-        address = f"tcp://127.0.0.1:{port}"
-        backend = cloud_backend(name, cloud, advertise_url=address, bind=f"127.0.0.1:{port}", per_second=1000.0)
-
-        async def end() -> None:
-            await backend.close()
-            await serving.__aexit__(None, None, None)
-            await cloud.close()
-            await local.close()
-
-        host = HostImage(backend, image="some-image")
-        host.cloud = cloud
-        return host, end
-    if name == "e2b-sdk":
-        return await _with_e2bs_sdk()
+        return DockerBackend(await asyncio.to_thread(podman_host))
     if name == "harbor":
         from sandlot.sandbox.harbor import HarborBackend
 
-        kwargs = {"image": "host"}
-        bridge = HarborBackend(LOCAL_ENVIRONMENT, kwargs=kwargs, per_second=1000.0)
-        return HostImage(bridge, image="some-image", network="off"), nothing
-
-    return LocalBackend(), nothing
+        bridge = HarborBackend(LOCAL_ENVIRONMENT, kwargs={"image": "host"}, per_second=1000.0)
+        return HostImage(bridge, image="some-image", network="off")
+    return LocalBackend()
 
 
-async def _with_e2bs_sdk() -> tuple[Any, Any]:
-    from e2b import AsyncSandbox  # type: ignore[import-not-found,unused-ignore]
-
-    from sandlot.sandbox.e2b import E2BBackend
-    from support import e2b_server
-
-    local = LocalBackend()
-    cloud = Cloud(local)
-    serving = e2b_server.serve(cloud)
-    url = await serving.__aenter__()
-    os.environ.update(E2B_API_KEY=e2b_server.KEY, E2B_API_URL=url, E2B_SANDBOX_URL=url, E2B_HTTP_VERSION="1.1")
-
-    async def end() -> None:
-        await serving.__aexit__(None, None, None)
-        await cloud.close()
-        await local.close()
-
-    host = HostImage(E2BBackend(AsyncSandbox, per_second=1000.0), image="some-image")
-    host.cloud = cloud
-    return host, end
+@asynccontextmanager
+async def _closing(backend: Any) -> AsyncIterator[Any]:
+    try:
+        yield backend
+    finally:
+        await backend.close()
 
 
 @asynccontextmanager
@@ -156,13 +133,14 @@ async def serve(name: str, cloud: Cloud) -> AsyncIterator[None]:
 
 def cloud_backend(name: str, cloud: Cloud, **options: Any) -> SandboxBackend:
     """The adapter of a cloud on the double of its SDK, or on the SDK itself while `serve` runs."""
+    options = {"per_second": 1000.0, **options}
     if name == "kubernetes":
         options |= {"isolated": True, "router": cloud.url}
     double = [e2b_double.e2b(cloud)] if name == "e2b" else []
     return cast("SandboxBackend", SANDBOXES.get(name)(*double, **options))
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])

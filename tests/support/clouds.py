@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from sandlot.sandbox import Sandbox, SandboxSpec, Snapshot
+from sandlot.sandbox import Sandbox, SandboxBackend, SandboxSpec, Snapshot
 from sandlot.sandbox.local import LocalBackend
 from sandlot.sandbox.local.sandbox import LocalSandbox
 from support.piped import Piped
@@ -111,3 +112,34 @@ class Cloud:
             server.close()
         for name in list(self.running):
             await self.end(name)
+
+
+@contextlib.asynccontextmanager
+async def a_cloud(tunnel_port: int = 0) -> AsyncIterator[Cloud]:
+    """A cloud with a backend of its own, until the end of the block."""
+    local = LocalBackend()
+    cloud = Cloud(local, tunnel_port)
+    try:
+        yield cloud
+    finally:
+        await cloud.close()
+        await local.close()
+
+
+async def check_streams(backend: SandboxBackend) -> None:
+    """The gateway is reached over the streams of a command: much at once, and again after everything was killed."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write((await reader.readline()) * 200_000)
+        await writer.drain()
+        writer.close()
+
+    ask = "exec 3<>/dev/tcp/127.0.0.1/8400 && echo hello >&3 && cat <&3 | wc -c"
+    several = f"for n in 1 2 3 4 5 6; do ( {ask} ) & done; wait"
+    async with (
+        await backend.create(SandboxSpec(image="some-image", network="gateway")) as sandbox,
+        await asyncio.start_server(answer, sock=sandbox.listen(8400)),
+    ):
+        assert (await sandbox.exec(["bash", "-c", several])).stdout == b"1200000\n" * 6
+        await sandbox.kill_processes()
+        assert (await sandbox.exec(["bash", "-c", ask])).stdout == b"1200000\n"

@@ -122,8 +122,8 @@ class Rest:
 
 
 @asynccontextmanager
-async def serve(cloud: Cloud) -> AsyncIterator[str]:
-    """Serve until the end of the block, at the address that is given."""
+async def serve(cloud: Cloud) -> AsyncIterator[None]:
+    """Serve until the end of the block, to the SDK in this process."""
     envd, rest = ProcessASGIApplication(Envd(cloud)), Rest(cloud)
 
     async def app(scope: Any, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]) -> None:
@@ -146,7 +146,9 @@ async def serve(cloud: Cloud) -> AsyncIterator[str]:
     while not server.started:  # noqa: ASYNC110 it has no event for that
         await asyncio.sleep(0.01)
     try:
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+        url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+        os.environ.update(E2B_API_KEY=KEY, E2B_API_URL=url, E2B_SANDBOX_URL=url, E2B_HTTP_VERSION="1.1")
+        yield
     finally:
         server.should_exit = True
         server.force_exit = True

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from sandlot.errors import SandboxUnavailableError
-
 AGENT_USER = "agent"
 """The unprivileged user that agents and code under test run as. `root` is the sandbox's own root."""
+DOCKERFILE = "dockerfile:"
+"""An image that begins so is the directory of a Dockerfile, for backends that build."""
 
 
 @dataclass(frozen=True)
@@ -250,14 +250,3 @@ class SandboxBackend(Protocol):
         ...
 
     async def close(self) -> None: ...
-
-
-def check_paths(spec: SandboxSpec) -> None:
-    """Refuse layers and a workdir that no sandbox on this machine can have: `SandboxUnavailableError`."""
-    for layer in spec.layers:
-        if not layer.source.is_dir():
-            raise SandboxUnavailableError(f"the layer {layer.source} is not a directory")
-        if not layer.mount_point.startswith("/"):
-            raise SandboxUnavailableError(f"the mount point {layer.mount_point!r} is not an absolute path")
-    if not spec.workdir.startswith("/"):
-        raise SandboxUnavailableError(f"the workdir {spec.workdir!r} is not an absolute path")

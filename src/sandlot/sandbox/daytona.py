@@ -11,10 +11,10 @@ from contextlib import suppress
 from typing import Any
 
 from sandlot.errors import MissingDependencyError, SandboxError, SandboxLostError
-from sandlot.sandbox.base import SandboxSpec
+from sandlot.sandbox.base import DOCKERFILE, SandboxSpec
 from sandlot.sandbox.remote import owner
-from sandlot.sandbox.remote.cloud import DOCKERFILE, CloudBackend
-from sandlot.sandbox.remote.machine import Frozen, Machine
+from sandlot.sandbox.remote.cloud import CloudBackend
+from sandlot.sandbox.remote.machine import Frozen, Machine, errors_as
 from sandlot.sandbox.remote.process import HandedStream, Stream
 
 _SNAPSHOT = "snapshot:"
@@ -28,18 +28,14 @@ class _Machine(Machine):
         self._sdk, self._client, self._sandbox, self.id = sdk, client, sandbox, str(sandbox.id)
 
     async def call(self, line: str, seconds: float) -> tuple[int, str]:
-        try:
+        with errors_as(_ours):
             # Its own shell may be zsh, which splits no words.
             result = await self._sandbox.process.exec(shlex.join(["sh", "-c", line]), cwd="/", timeout=int(seconds) + 1)
-        except Exception as error:  # the SDK's classes are not ours to import
-            raise _ours(error) from error
         return int(result.exit_code), str(result.result)
 
     async def put(self, path: str, data: bytes) -> None:
-        try:
+        with errors_as(_ours):
             await self._sandbox.fs.upload_file(data, path)
-        except Exception as error:
-            raise _ours(error) from error
 
     async def gone(self) -> bool:
         """See `Machine.gone`. What was stopped is deleted; the proxy only says that it finds no address."""
@@ -54,11 +50,9 @@ class _Machine(Machine):
         request = self._sdk.SessionExecuteRequest(
             command=shlex.join(["sh", "-c", line]), run_async=True, suppress_input_echo=True
         )
-        try:
+        with errors_as(_ours):
             await process.create_session(session)
             command = (await process.execute_session_command(session, request)).cmd_id
-        except Exception as error:
-            raise _ours(error) from error
         return HandedStream(
             lambda stream: process.get_session_command_logs_async(session, command, stream.out, stream.err),
             lambda data: process.send_session_command_input(session, command, data.decode()),
@@ -67,10 +61,8 @@ class _Machine(Machine):
 
     async def freeze(self) -> Frozen:
         name = f"sandlot-{secrets.token_hex(6)}"
-        try:
+        with errors_as(_ours):
             await self._sandbox.create_snapshot(name, timeout=600)
-        except Exception as error:
-            raise _ours(error) from error
         return Frozen(_SNAPSHOT + name, lambda: _deleted(self._client.snapshot.delete(name)))
 
     async def end(self) -> None:
@@ -95,10 +87,8 @@ class DaytonaBackend(CloudBackend):
                 raise MissingDependencyError("daytona", "daytona") from error
             self._module = daytona
         if self._client is None:
-            try:
+            with errors_as(_ours):  # without credentials
                 self._client = self._module.AsyncDaytona()
-            except Exception as error:  # without credentials
-                raise _ours(error) from error
         return self._module
 
     async def boot(self, spec: SandboxSpec, labels: Mapping[str, str]) -> Machine:
@@ -117,7 +107,7 @@ class DaytonaBackend(CloudBackend):
         }
         if spec.network == "gateway" and self.tunnel is not None:
             common["network_allow_list"] = f"{await asyncio.to_thread(socket.gethostbyname, self.tunnel.host)}/32"
-        try:
+        with errors_as(_ours):
             image = self.source(spec)
             if image.startswith(_SNAPSHOT):
                 params = sdk.CreateSandboxFromSnapshotParams(snapshot=image.removeprefix(_SNAPSHOT), **common)
@@ -129,13 +119,11 @@ class DaytonaBackend(CloudBackend):
                     file = f"{image.removeprefix(DOCKERFILE)}/Dockerfile"
                     image = await asyncio.to_thread(sdk.Image.from_dockerfile, file, strict_context=True)
                 params = sdk.CreateSandboxFromImageParams(image=image, resources=sdk.Resources(**size), **common)
-        except Exception as error:
-            raise _ours(error) from error
-        try:
-            sandbox = await self._client.create(params, timeout=300)
-        except Exception as error:
-            await self._drop(name)
-            raise _ours(error) from error
+            try:
+                sandbox = await self._client.create(params, timeout=300)
+            except Exception:
+                await self._drop(name)
+                raise
         return _Machine(self._module, self._client, sandbox)
 
     async def _drop(self, name: str) -> None:
@@ -164,11 +152,8 @@ class DaytonaBackend(CloudBackend):
 
 
 async def _deleted(deleting: Awaitable[Any]) -> None:
-    try:
+    with suppress(SandboxLostError), errors_as(_ours):
         await deleting
-    except Exception as error:
-        if not isinstance(ours := _ours(error), SandboxLostError):
-            raise ours from error
 
 
 def _ours(error: Exception) -> SandboxError:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from sandlot.errors import MissingDependencyError, SandboxError, SandboxLostError
 from sandlot.sandbox.base import SandboxSpec
 from sandlot.sandbox.remote import owner
 from sandlot.sandbox.remote.cloud import CloudBackend
-from sandlot.sandbox.remote.machine import Frozen, Machine
+from sandlot.sandbox.remote.machine import Frozen, Machine, errors_as
 from sandlot.sandbox.remote.process import HandedStream, Stream
 
 _EVERYWHERE = "0.0.0.0/0"
@@ -35,10 +36,8 @@ class _Machine(Machine):
         return int(result.exit_code), str(result.stdout)
 
     async def put(self, path: str, data: bytes) -> None:
-        try:
+        with errors_as(_ours):
             await self._sandbox.files.write(path, data, user="root", use_octet_stream=True)
-        except Exception as error:
-            raise _ours(error) from error
 
     async def stream(self, line: str) -> Stream:
         handle: Any = None
@@ -71,18 +70,13 @@ class _Machine(Machine):
         return HandedStream(run, write, close)
 
     async def freeze(self) -> Frozen:
-        try:
+        with errors_as(_ours):
             made = await self._sandbox.create_snapshot(mode="filesystem")
-        except Exception as error:
-            raise _ours(error) from error
         return Frozen(made.snapshot_id, lambda: type(self._sandbox).delete_snapshot(made.snapshot_id))
 
     async def end(self) -> None:
-        try:
+        with suppress(SandboxLostError), errors_as(_ours):
             await self._sandbox.kill()
-        except Exception as error:
-            if not isinstance(ours := _ours(error), SandboxLostError):
-                raise ours from error
 
 
 class E2BBackend(CloudBackend):
@@ -115,7 +109,7 @@ class E2BBackend(CloudBackend):
         if spec.network == "gateway" and self.tunnel is not None:
             network["allow_out"] = [self.tunnel.host]
         sdk = self._sdk()
-        try:
+        with errors_as(_ours):
             sandbox = await sdk.create(
                 template=template,
                 timeout=int(spec.limits.wall_clock),
@@ -123,8 +117,6 @@ class E2BBackend(CloudBackend):
                 envs=dict(spec.env),
                 network=network,
             )
-        except Exception as error:
-            raise _ours(error) from error
         return _Machine(sandbox)
 
     async def dead(self) -> list[Machine]:

@@ -11,12 +11,14 @@ import os
 import re
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from sandlot.errors import MissingDependencyError, SandboxError, SandboxLostError, SandboxUnavailableError
 from sandlot.sandbox.base import SandboxSpec
 from sandlot.sandbox.remote.cloud import CloudBackend
-from sandlot.sandbox.remote.machine import Machine
+from sandlot.sandbox.remote.machine import Machine, errors_as
 
 _PIECE = 48 << 10
 _UNKNOWN = ("SandboxTemplateNotFoundError", "SandboxWarmPoolNotFoundError")
@@ -28,12 +30,10 @@ class _Machine(Machine):
         self._client, self._sandbox, self.id = client, sandbox, str(sandbox.sandbox_id)
 
     async def call(self, line: str, seconds: float) -> tuple[int, str]:
-        try:
+        with errors_as(_ours):
             result = await self._sandbox.commands.run(
                 shlex.join(["sh", "-c", line]), timeout=int(seconds) + 10, command_timeout=seconds
             )
-        except Exception as error:  # the SDK's classes are not ours to import
-            raise _ours(error) from error
         return int(result.exit_code), str(result.stdout)
 
     async def gone(self) -> bool:
@@ -53,12 +53,9 @@ class _Machine(Machine):
                 raise SandboxError(f"{path} could not be written: {said.strip()[-200:] or f'exit {code}'}")
 
     async def end(self) -> None:
-        try:
+        with suppress(SandboxLostError), errors_as(_ours):
             await self._sandbox.terminate()
             await self._client.list_active_sandboxes()  # it forgets what has ended only when it is asked for the rest
-        except Exception as error:
-            if not isinstance(ours := _ours(error), SandboxLostError):
-                raise ours from error
 
 
 class KubernetesBackend(CloudBackend):
@@ -120,17 +117,13 @@ class KubernetesBackend(CloudBackend):
         Every command brings the environment of `spec`: a claim with one gets no warm pod, if the template allows it.
         """
         sdk = self._sdk()
-        try:
+        with errors_as(partial(_refused, spec.image)):
             sandbox = await sdk.create_sandbox(
                 spec.image,
                 namespace=self._namespace,
                 labels={_label(key): _label(value) for key, value in labels.items() if _label(key)},
                 shutdown_after_seconds=int(spec.limits.wall_clock) + 60,
             )
-        except Exception as error:
-            if type(error).__name__ in _UNKNOWN:
-                raise SandboxUnavailableError(f"the kubernetes backend cannot boot {spec.image}: {error}") from error
-            raise _ours(error) from error
         return _Machine(sdk, sandbox)
 
     async def examine(self) -> str:
@@ -147,6 +140,12 @@ class KubernetesBackend(CloudBackend):
 def _label(text: str) -> str:
     """What Kubernetes takes for a part of a label."""
     return re.sub(r"[^A-Za-z0-9_.-]", "-", text)[:63].strip("-_.")
+
+
+def _refused(image: str, error: Exception) -> SandboxError:
+    if type(error).__name__ in _UNKNOWN:
+        return SandboxUnavailableError(f"the kubernetes backend cannot boot {image}: {error}")
+    return _ours(error)
 
 
 def _ours(error: Exception) -> SandboxError:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from sandlot.errors import MissingDependencyError, SandboxError, SandboxLostError, SandboxUnavailableError
-from sandlot.sandbox.base import SandboxSpec
+from sandlot.sandbox.base import DOCKERFILE, SandboxSpec
 from sandlot.sandbox.remote import owner
-from sandlot.sandbox.remote.cloud import DOCKERFILE, CloudBackend
-from sandlot.sandbox.remote.machine import Frozen, Machine
+from sandlot.sandbox.remote.cloud import CloudBackend
+from sandlot.sandbox.remote.machine import Frozen, Machine, errors_as
 from sandlot.sandbox.remote.process import HandedStream, Stream
 
 _SNAPSHOT_SECONDS = 7 * 86_400
@@ -21,34 +22,27 @@ class _Machine(Machine):
         self._sandbox, self.id = sandbox, str(sandbox.object_id)
 
     async def call(self, line: str, seconds: float) -> tuple[int, str]:
-        try:
+        with errors_as(_ours):
             # As text, bytes that are none would be refused.
             process = await self._sandbox.exec.aio("sh", "-c", line, text=False, timeout=int(seconds) + 1)
             said = bytes(await process.stdout.read.aio())
             return int(await process.wait.aio()), said.decode("utf-8", "replace")
-        except Exception as error:  # the SDK's classes are not ours to import
-            raise _ours(error) from error
 
     async def put(self, path: str, data: bytes) -> None:
-        try:
+        with errors_as(_ours):
             process = await self._sandbox.exec.aio("sh", "-c", 'cat >"$1"', "sh", path, text=False, timeout=600)
             for start in range(0, len(data), 1 << 20):
                 process.stdin.write(data[start : start + (1 << 20)])
                 await process.stdin.drain.aio()
             process.stdin.write_eof()
             await process.stdin.drain.aio()
-            if (code := int(await process.wait.aio())) != 0:
-                raise SandboxError(f"{path} could not be written: exit {code}")
-        except SandboxError:
-            raise
-        except Exception as error:
-            raise _ours(error) from error
+            code = int(await process.wait.aio())
+        if code != 0:
+            raise SandboxError(f"{path} could not be written: exit {code}")
 
     async def stream(self, line: str) -> Stream:
-        try:
+        with errors_as(_ours):
             process = await self._sandbox.exec.aio("sh", "-c", line, text=False)
-        except Exception as error:
-            raise _ours(error) from error
 
         async def pass_on(source: Any, take: Callable[[bytes], Awaitable[None]]) -> None:
             async for data in source:
@@ -68,10 +62,8 @@ class _Machine(Machine):
         return HandedStream(run, write, close)
 
     async def freeze(self) -> Frozen:
-        try:
+        with errors_as(_ours):
             image = await self._sandbox.snapshot_filesystem.aio(timeout=600, ttl=_SNAPSHOT_SECONDS)
-        except Exception as error:
-            raise _ours(error) from error
 
         async def nothing() -> None:
             """It ends by itself."""
@@ -79,11 +71,8 @@ class _Machine(Machine):
         return Frozen(image, nothing)
 
     async def end(self) -> None:
-        try:
+        with suppress(SandboxLostError), errors_as(_ours):
             await self._sandbox.terminate.aio()
-        except Exception as error:
-            if not isinstance(ours := _ours(error), SandboxLostError):
-                raise ours from error
 
 
 class ModalBackend(CloudBackend):
@@ -116,7 +105,7 @@ class ModalBackend(CloudBackend):
             if self.tunnel.host.replace(".", "").isdigit():
                 network = {"outbound_cidr_allowlist": [f"{self.tunnel.host}/32"]}
         limits, source = spec.limits, self.source(spec)
-        try:
+        with errors_as(_ours):
             sandbox = await sdk.Sandbox.create.aio(
                 "sleep",
                 "infinity",
@@ -129,8 +118,6 @@ class ModalBackend(CloudBackend):
                 env=dict(spec.env),
                 **network,
             )
-        except Exception as error:
-            raise _ours(error) from error
         return _Machine(sandbox)
 
     def _image(self, source: Any) -> Any:
@@ -144,13 +131,11 @@ class ModalBackend(CloudBackend):
     async def dead(self) -> list[Machine]:
         """See `CloudBackend.dead`."""
         sdk, found = self._sdk(), list[Machine]()
-        try:
+        with errors_as(_ours):
             app = await self._looked_up()
             async for one in sdk.Sandbox.list.aio(app_id=app.app_id):
                 if owner.is_dead(await _tags(one)):
                     found.append(_Machine(one))
-        except Exception as error:
-            raise _ours(error) from error
         return found
 
     async def examine(self) -> str:
@@ -164,12 +149,9 @@ class ModalBackend(CloudBackend):
 
 
 async def _tags(sandbox: Any) -> Mapping[str, str]:
-    try:
-        tags: Mapping[str, str] = await sandbox.get_tags.aio()
-    except Exception as error:  # it may have ended since it was listed
-        if isinstance(_ours(error), SandboxLostError):
-            return {}
-        raise
+    tags: Mapping[str, str] = {}
+    with suppress(SandboxLostError), errors_as(_ours):  # it may have ended since it was listed
+        tags = await sandbox.get_tags.aio()
     return tags
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sandlot.cache import cache_dir, locked
 from sandlot.errors import MissingDependencyError, SandboxError, SandboxUnavailableError
+from sandlot.sandbox.background import Background, all_of
 from sandlot.sandbox.base import Check, Layer, Running, SandboxSpec, Snapshot
 from sandlot.sandbox.docker import netns, seccomp
 from sandlot.sandbox.docker.images import Images, remove
@@ -77,6 +78,7 @@ class DockerBackend:
         self._snapshots: set[str] = set()
         self._booted: Counter[str] = Counter()
         self._doomed: set[str] = set()
+        self._background = Background()
 
     async def create(self, spec: SandboxSpec) -> DockerSandbox:
         """See `SandboxBackend.create`."""
@@ -91,12 +93,8 @@ class DockerBackend:
         spec = replace(spec, layers=(*mounted, *spec.layers))
         identity = secrets.token_hex(6)
         config = self._config(spec, image, identity)
-        starting = asyncio.ensure_future(self._start(docker, config, f"sandlot-{identity}"))
-        try:
-            container, pid = await asyncio.shield(starting)
-        except asyncio.CancelledError:
-            starting.add_done_callback(lambda done: self._abandon(docker, done))
-            raise
+        starting = self._start(docker, config, f"sandlot-{identity}")
+        container, pid = await self._background.made(starting, lambda started: remove(docker, started[0]))
         here = await _found_here(pid, identity)
         facts = {
             "backend": self.name,
@@ -184,11 +182,6 @@ class DockerBackend:
             raise SandboxUnavailableError(f"the image {config['Image']} cannot run /bin/sh; use one with a shell")
         return container.id, int(state.get("Pid") or 0)
 
-    def _abandon(self, docker: aiodocker.Docker, done: asyncio.Future[tuple[str, int]]) -> None:
-        if not done.cancelled() and done.exception() is None:
-            task = asyncio.ensure_future(remove(docker, done.result()[0]))
-            task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-
     async def _freeze(self, sandbox: DockerSandbox) -> Snapshot:
         changes = [f'LABEL {key}="{value}"' for key, value in {**owner.labels(7 * 86400), owner.MINE: ""}.items()]
         with api_errors():
@@ -268,12 +261,15 @@ class DockerBackend:
 
     async def close(self) -> None:
         """See `SandboxBackend.close`."""
-        await asyncio.gather(*(sandbox.kill() for sandbox in list(self._sandboxes)))
-        for image in list(self._snapshots):
-            await self.remove_image(image)
-        if self._docker is not None:
-            await self._disconnect(self._docker)
-            self._docker = None
+        try:
+            await all_of(sandbox.kill() for sandbox in list(self._sandboxes))
+            for image in list(self._snapshots):
+                await self.remove_image(image)
+        finally:
+            await self._background.finish(_START_SECONDS)
+            if self._docker is not None:
+                await self._disconnect(self._docker)
+                self._docker = None
 
     async def _client(self) -> aiodocker.Docker:
         async with self._connecting:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from sandlot.errors import SandboxError, SandboxUnavailableError
-from sandlot.sandbox.base import Layer, SandboxSpec
+from sandlot.sandbox.base import DOCKERFILE, Layer, SandboxSpec
 from sandlot.sandbox.docker import build, host
 from sandlot.sandbox.docker.sandbox import api_errors
 from sandlot.sandbox.docker.spec import mounts, ulimits
@@ -20,8 +20,6 @@ from sandlot.sandbox.remote.sandbox import AGENT_ID
 if TYPE_CHECKING:
     import aiodocker
 
-DOCKERFILE = "dockerfile:"
-"""An image reference that begins so names the directory of a Dockerfile, which is built."""
 _PREPARED, _HOST, _BUILT = "localhost/sandlot-prepared", "localhost/sandlot-host", "localhost/sandlot-built"
 
 

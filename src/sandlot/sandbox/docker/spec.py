@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from sandlot.errors import SandboxUnavailableError
-from sandlot.sandbox.base import Layer, Limits, SandboxSpec, check_paths
+from sandlot.sandbox.base import Layer, Limits, SandboxSpec
+from sandlot.sandbox.refusals import check_paths
 
 
 def mounts(layers: Iterable[Layer]) -> list[dict[str, Any]]:

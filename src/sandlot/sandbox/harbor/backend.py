@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from sandlot.errors import MissingDependencyError, SandboxError, SandboxUnavailableError
-from sandlot.sandbox.base import SandboxSpec
-from sandlot.sandbox.remote.cloud import DOCKERFILE, CloudBackend
-from sandlot.sandbox.remote.machine import Machine
+from sandlot.sandbox.base import DOCKERFILE, SandboxSpec
+from sandlot.sandbox.remote.cloud import CloudBackend
+from sandlot.sandbox.remote.machine import Machine, errors_as
 
 
 class _Machine(Machine):
@@ -22,30 +22,26 @@ class _Machine(Machine):
         self.id = str(environment.session_id)
 
     async def call(self, line: str, seconds: float) -> tuple[int, str]:
-        try:
+        with errors_as(_ours):
             # Some of them put both streams into one.
             result = await self._environment.exec(
                 f"exec 2>/dev/null; {line}", cwd="/", timeout_sec=int(seconds) + 1, user="root"
             )
-        except Exception as error:  # each environment has its own
-            raise _ours(error) from error
         return int(result.return_code), str(result.stdout or "")
 
     async def put(self, path: str, data: bytes) -> None:
         file = self._scratch / secrets.token_hex(8)
         try:
-            await asyncio.to_thread(file.write_bytes, data)
-            await self._environment.upload_file(file, path)
-        except Exception as error:
-            raise _ours(error) from error
+            with errors_as(_ours):
+                await asyncio.to_thread(file.write_bytes, data)
+                await self._environment.upload_file(file, path)
         finally:
             file.unlink(missing_ok=True)
 
     async def end(self) -> None:
         try:
-            await self._environment.stop(delete=True)
-        except Exception as error:
-            raise _ours(error) from error
+            with errors_as(_ours):
+                await self._environment.stop(delete=True)
         finally:
             await asyncio.to_thread(shutil.rmtree, self._scratch, ignore_errors=True)
 

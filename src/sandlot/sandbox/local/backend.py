@@ -19,7 +19,8 @@ from typing import Any
 
 from sandlot.cache import cache_dir
 from sandlot.errors import SandboxError, SandboxUnavailableError
-from sandlot.sandbox.base import Check, Running, SandboxSpec, Snapshot, check_paths
+from sandlot.sandbox.background import all_of
+from sandlot.sandbox.base import Check, Running, SandboxSpec, Snapshot
 from sandlot.sandbox.images import Image, ImageStore
 from sandlot.sandbox.jail import cgroups, tree
 from sandlot.sandbox.local import attendant, image, limits, state, systemd
@@ -28,6 +29,7 @@ from sandlot.sandbox.local.boot import boot
 from sandlot.sandbox.local.ids import AGENT_ID, Ids, candidates
 from sandlot.sandbox.local.sandbox import LocalSandbox
 from sandlot.sandbox.local.zygote import Zygote
+from sandlot.sandbox.refusals import check_paths
 
 _SHM_BYTES = 1 << 30
 
@@ -145,8 +147,10 @@ class LocalBackend:
 
     async def close(self) -> None:
         """See `SandboxBackend.close`."""
-        await asyncio.gather(*(sandbox.kill() for sandbox in list(self._sandboxes.values())))
-        await asyncio.to_thread(self._stop)
+        try:
+            await all_of(sandbox.kill() for sandbox in list(self._sandboxes.values()))
+        finally:
+            await asyncio.to_thread(self._stop)
 
     def trial(self, what: str, **details: Any) -> str | None:
         """See `Zygote.trial`."""

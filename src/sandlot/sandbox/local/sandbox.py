@@ -18,9 +18,9 @@ from sandlot.sandbox.base import AGENT_USER, ExecResult, SandboxSpec, Snapshot
 from sandlot.sandbox.jail import wire
 from sandlot.sandbox.local import aio
 from sandlot.sandbox.local.process import LocalProcess
+from sandlot.sandbox.refusals import argv_of, home_of
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_HOMES = {"root": "/root", AGENT_USER: "/home/agent"}
 _FILE_SECONDS = 300.0
 _END_SECONDS = 60.0
 _INLINE_READ = 1 << 20
@@ -111,9 +111,9 @@ class LocalSandbox:
         env: Mapping[str, str] | None = None,
     ) -> tuple[LocalProcess, int]:
         """See `Terminals.terminal`."""
-        _, (master, slave) = await self._call(b"t", {"user": self._known(user)})
+        body = self._command(command, user, cwd, env) | {"terminal": True}
+        _, (master, slave) = await self._call(b"t", {"user": user})
         try:
-            body = self._command(command, user, cwd, env) | {"terminal": True}
             return self._launch(body, [slave, slave, slave]), master
         except BaseException:
             os.close(master)
@@ -149,15 +149,10 @@ class LocalSandbox:
     def _command(
         self, command: Sequence[str] | str, user: str, cwd: str | None, env: Mapping[str, str] | None
     ) -> dict[str, Any]:
-        argv = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
-        environment = {"PATH": _PATH, "HOME": _HOMES[self._known(user)], "USER": user, "LANG": "C.UTF-8"}
+        environment = {"PATH": _PATH, "HOME": home_of(user), "USER": user, "LANG": "C.UTF-8"}
         environment |= {**self._image_env, **self.spec.env, **(env or {})}
         cwd = cwd or self.spec.workdir
-        if not argv:
-            raise SandboxError("the command is empty; name a program", retryable=False)
-        if any("\0" in text for pair in ((*argv, cwd), *environment.items()) for text in pair):
-            raise SandboxError("a command, its directory and environment cannot hold a NUL byte", retryable=False)
-        return {"argv": argv, "user": user, "cwd": cwd, "env": environment}
+        return {"argv": argv_of(command, cwd, environment), "user": user, "cwd": cwd, "env": environment}
 
     def _launch(self, body: dict[str, Any], theirs: Sequence[int], ours: tuple[int, int] | None = None) -> LocalProcess:
         """Have init run a command; `ours` are the pipes that its output comes from, if it does."""
@@ -177,7 +172,7 @@ class LocalSandbox:
 
     async def read_file(self, path: str, *, max_bytes: int = 64 << 20) -> bytes:
         """See `Sandbox.read_file`."""
-        answer, fds = await self._call(b"r", {"user": "root", "path": self._absolute(path)})
+        answer, fds = await self._call(b"r", self._at(path, "root"))
         try:
             if answer["size"] > max_bytes:
                 raise SandboxError(f"{path} is larger than {max_bytes} bytes", retryable=False)
@@ -193,12 +188,12 @@ class LocalSandbox:
 
     async def write_file(self, path: str, data: bytes, *, mode: int = 0o644, user: str = AGENT_USER) -> None:
         """See `Sandbox.write_file`."""
-        body = {"user": self._known(user), "path": self._absolute(path), "mode": mode}
+        body = self._at(path, user) | {"mode": mode}
         await self._call_with_data(b"w", body, data)
 
     async def upload_tar(self, path: str, data: bytes | Path, *, user: str = AGENT_USER) -> None:
         """See `Sandbox.upload_tar`. A file goes through a pipe: its descriptor is none of the sandbox's business."""
-        body = {"user": self._known(user), "path": self._absolute(path)}
+        body = self._at(path, user)
         if isinstance(data, bytes):
             await self._call_with_data(b"u", body, data)
             return
@@ -215,12 +210,7 @@ class LocalSandbox:
         self, path: str, *, exclude_names: Sequence[str] = (), max_bytes: int = 2 << 30
     ) -> AsyncIterator[bytes]:
         """See `Sandbox.download_tar`. Layers and other mounts below `path` are left out."""
-        body = {
-            "user": "root",
-            "path": self._absolute(path),
-            "exclude_names": list(exclude_names),
-            "max_bytes": max_bytes,
-        }
+        body = self._at(path, "root") | {"exclude_names": list(exclude_names), "max_bytes": max_bytes}
         pipe, pipe_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         os.set_blocking(pipe_write, True)
         channel: socket.socket | None = None
@@ -305,13 +295,10 @@ class LocalSandbox:
         elif self._end is None:
             self._reason = str(message.get("dead") or message.get("error"))
 
-    def _known(self, user: str) -> str:
-        if user not in _HOMES:
-            raise SandboxError(f"no user {user!r} in a sandbox; there are: agent, root", retryable=False)
-        return user
-
-    def _absolute(self, path: str) -> str:
-        return os.path.join(self.spec.workdir, path)
+    def _at(self, path: str, user: str) -> dict[str, Any]:
+        """What a request says of a path, and of the user that acts on it."""
+        home_of(user)
+        return {"user": user, "path": os.path.join(self.spec.workdir, path)}
 
     def _request(self, op: bytes, body: dict[str, Any], fds: Sequence[int] = ()) -> socket.socket:
         if (reason := self.lost()) is not None:

@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from sandlot.errors import SandboxError, SandboxLostError, SandboxUnavailableError, SandlotError
-from sandlot.sandbox.base import Check, SandboxSpec
+from sandlot.sandbox.background import Background, all_of
+from sandlot.sandbox.base import DOCKERFILE, Check, SandboxSpec
+from sandlot.sandbox.refusals import check_workdir
 from sandlot.sandbox.remote import owner, scripts
 from sandlot.sandbox.remote.cloud_sandbox import CloudSandbox, CloudSnapshot
 from sandlot.sandbox.remote.machine import Machine
@@ -19,8 +21,7 @@ from sandlot.sandbox.remote.sandbox import AGENT_ID
 from sandlot.sandbox.remote.spool import DIRECTORY
 from sandlot.sandbox.remote.tunnel import Tunnel
 
-DOCKERFILE = "dockerfile:"
-"""An image that begins so is the directory of a Dockerfile."""
+_FINISH_SECONDS = 120.0
 _TOOLS = "setpriv setsid mkfifo base64 head tail grep tar env nohup"
 
 
@@ -44,6 +45,7 @@ class CloudBackend(ABC):
         self._interval = 1.0 / per_second
         self._next = 0.0
         self._sandboxes: set[CloudSandbox] = set()
+        self._background = Background()
 
     @abstractmethod
     async def boot(self, spec: SandboxSpec, labels: Mapping[str, str]) -> Machine:
@@ -83,8 +85,7 @@ class CloudBackend(ABC):
             )
         if spec.network == "off" and not self.network_off:
             raise SandboxUnavailableError(f"the {self.name} backend cannot promise that a sandbox has no network")
-        if not spec.workdir.startswith("/"):
-            raise SandboxUnavailableError(f"the workdir {spec.workdir!r} is not an absolute path")
+        check_workdir(spec)
 
     async def create(self, spec: SandboxSpec) -> CloudSandbox:
         """See `SandboxBackend.create`."""
@@ -95,12 +96,7 @@ class CloudBackend(ABC):
         self._next = max(self._next, now) + self._interval
         await asyncio.sleep(self._next - self._interval - now)
         labels = {**spec.labels, **owner.labels(spec.limits.wall_clock)}
-        booting = asyncio.ensure_future(self._ready(spec, labels))
-        try:
-            machine, keep = await asyncio.shield(booting)
-        except asyncio.CancelledError:
-            booting.add_done_callback(_abandon)
-            raise
+        machine, keep = await self._background.made(self._ready(spec, labels), lambda ready: ready[0].end())
         facts = {
             "backend": self.name,
             "isolation": "cloud",
@@ -159,7 +155,7 @@ class CloudBackend(ABC):
             raise
         except Exception as error:  # an SDK's own
             raise SandboxError(f"the {self.name} backend cannot list its sandboxes: {error}") from error
-        await asyncio.gather(*(machine.end() for machine in machines))
+        await all_of(machine.end() for machine in machines)
         return len(machines)
 
     async def doctor(self) -> list[Check]:
@@ -171,17 +167,9 @@ class CloudBackend(ABC):
 
     async def close(self) -> None:
         """See `SandboxBackend.close`."""
-        await asyncio.gather(*(sandbox.kill() for sandbox in list(self._sandboxes)))
-        if self.tunnel is not None:
-            await self.tunnel.close()
-
-
-def _abandon(done: asyncio.Future[tuple[Machine, list[str]]]) -> None:
-    if not done.cancelled() and done.exception() is None:
-        machine, _ = done.result()
-        task = asyncio.ensure_future(machine.end())
-        _ending.add(task)
-        task.add_done_callback(_ending.discard)
-
-
-_ending: set[asyncio.Future[None]] = set()
+        try:
+            await all_of(sandbox.kill() for sandbox in list(self._sandboxes))
+        finally:
+            await self._background.finish(_FINISH_SECONDS)
+            if self.tunnel is not None:
+                await self.tunnel.close()

@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from sandlot.errors import SandboxError, SandlotError
 from sandlot.sandbox.remote.process import Stream
+
+
+@contextmanager
+def errors_as(ours: Callable[[Exception], SandboxError]) -> Iterator[None]:
+    """What an SDK raises in the block becomes an error of ours, told by the name of its class: to import that would
+    need the SDK."""
+    try:
+        yield
+    except SandlotError:
+        raise
+    except Exception as error:
+        raise ours(error) from error
 
 
 @dataclass(frozen=True)

@@ -12,16 +12,18 @@ from pathlib import Path
 from typing import IO, Any
 
 from sandlot.errors import SandboxError, SandboxLostError
+from sandlot.sandbox.background import Background
 from sandlot.sandbox.base import AGENT_USER, ExecResult, SandboxSpec, Snapshot
+from sandlot.sandbox.refusals import argv_of, home_of
 from sandlot.sandbox.remote import scripts, tars
 from sandlot.sandbox.remote.process import RemoteProcess, Stream, new_mark
 from sandlot.sandbox.remote.relay import Relay
 
 AGENT_ID = 1000
 _IDS = {"root": 0, AGENT_USER: AGENT_ID}
-_HOMES = {"root": "/root", AGENT_USER: "/home/agent"}
 _FILE_SECONDS = 120.0
 _KILL_SECONDS = 60.0
+_BACKGROUND = Background()
 
 
 class RemoteSandbox(ABC):
@@ -97,18 +99,14 @@ class RemoteSandbox(ABC):
         stdin: bytes = b"",
     ) -> RemoteProcess:
         """See `Sandbox.spawn`."""
-        argv = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
-        cwd = cwd or self.spec.workdir
-        if not argv:
-            raise SandboxError("the command is empty; name a program", retryable=False)
-        if any("\0" in text for pair in ((*argv, cwd), *(env or {}).items()) for text in pair):
-            raise SandboxError("a command, its directory and environment cannot hold a NUL byte", retryable=False)
-        if any(not _is_text(text) for pair in ((*argv, cwd), *(env or {}).items()) for text in pair):
+        cwd, env = cwd or self.spec.workdir, {**self.spec.env, **(env or {})}
+        argv = argv_of(command, cwd, env)
+        if any(not _is_text(text) for pair in ((*argv, cwd), *env.items()) for text in pair):
             raise SandboxError(
                 f"the {self.facts['backend']} backend carries commands as text; put bytes that are none into a file",
                 retryable=False,
             )
-        return await self._start(scripts.wrapped(argv, cwd, len(stdin)), user, {**self.spec.env, **(env or {})}, stdin)
+        return await self._start(scripts.wrapped(argv, cwd, len(stdin)), user, env, stdin)
 
     async def _start(
         self,
@@ -119,34 +117,27 @@ class RemoteSandbox(ABC):
         limit: int | None = None,
         sink: IO[bytes] | None = None,
     ) -> RemoteProcess:
-        if user not in _IDS:
-            raise SandboxError(f"no user {user!r} in a sandbox; there are: agent, root", retryable=False)
+        home = home_of(user)
         self._check_alive()
         for way_back in self._opening:
             await asyncio.shield(way_back)
         mark = new_mark()
-        variables = {"HOME": _HOMES[user], "USER": user, "LANG": "C.UTF-8", **env, scripts.MARK: mark}
+        variables = {"HOME": home, "USER": user, "LANG": "C.UTF-8", **env, scripts.MARK: mark}
         process = RemoteProcess(self, mark, user, self.spec.limits.output if limit is None else limit, sink)
-        opening = asyncio.ensure_future(self._open(argv, user=user, env=variables, stdin=stdin))
-        try:
-            stream = await asyncio.shield(opening)
-        except asyncio.CancelledError:
-            opening.add_done_callback(lambda done: self._abandon(process, done, stdin))
-            raise
-        process.follow(stream, stdin)
-        return process
 
-    def _abandon(self, process: RemoteProcess, opened: asyncio.Future[Stream], stdin: bytes) -> None:
-        """A command whose caller went away while it started."""
-        if not opened.cancelled() and opened.exception() is None:
-            process.follow(opened.result(), stdin)
-            _in_background(process.kill())
+        async def abandon(stream: Stream) -> None:
+            process.follow(stream, stdin)
+            await process.kill()
+
+        opening = self._open(argv, user=user, env=variables, stdin=stdin)
+        process.follow(await _BACKGROUND.made(opening, abandon), stdin)
+        return process
 
     async def _waited(self, process: RemoteProcess, timeout: float | None) -> ExecResult:
         try:
             return await process.wait(timeout)
         except asyncio.CancelledError:
-            _in_background(process.kill())
+            _BACKGROUND.begin(process.kill())
             raise
 
     async def _helper(
@@ -317,17 +308,3 @@ def _is_text(value: str) -> bool:
 def _mounts_below(spec: SandboxSpec, path: str) -> tuple[str, ...]:
     below = (os.path.relpath(layer.mount_point, path) for layer in spec.layers)
     return tuple(mount for mount in below if not mount.startswith(".."))
-
-
-_background: set[asyncio.Future[Any]] = set()
-
-
-def _in_background(work: Any) -> None:
-    def forget(done: asyncio.Future[Any]) -> None:
-        _background.discard(done)
-        if not done.cancelled():
-            done.exception()  # seen: nobody waits
-
-    task = asyncio.ensure_future(work)
-    _background.add(task)
-    task.add_done_callback(forget)
