@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Sequence
+import socket
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, ClassVar
 
 import aiohttp
@@ -18,12 +19,15 @@ from sandlot.ids import PromptIds
 # Below uvicorn's 5 s, so that a pooled connection is never used while the server closes it.
 _KEEP_ALIVE_S = 4.0
 _CONNECT_S = 10.0
+_SILENT = 3
+"""Questions in a row that a server may leave open before it counts as hung."""
+_KEEP_ALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 SHORT = aiohttp.ClientTimeout(total=15)
 """For what is no sampling."""
 
 
 class EngineUnreachableError(EngineError):
-    """Nobody answers at the address, or only a proxy that says so: another replica may."""
+    """Nobody answers at the address any more, or only a proxy that says so: another replica may."""
 
 
 class EngineClient:
@@ -35,9 +39,18 @@ class EngineClient:
     """What the server says of a prompt that does not fit."""
 
     def __init__(
-        self, base_url: str, model: str | None = None, api_key: str | None = None, *, timeout_s: float = 3600.0
+        self,
+        base_url: str,
+        model: str | None = None,
+        api_key: str | None = None,
+        *,
+        timeout_s: float = 3600.0,
+        watch_s: float = 20.0,
     ) -> None:
-        """`model` picks a served model or LoRA adapter; without it the server's only one answers."""
+        """`model` picks a served model or LoRA adapter; without it the server's only one answers.
+
+        While calls wait, the server is asked every `watch_s` seconds whether it still answers anything.
+        """
         if not base_url.startswith(("http://", "https://")):
             raise ConfigError(f"the engine address {base_url!r} is not a URL: write http://HOST:PORT")
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
@@ -47,12 +60,22 @@ class EngineClient:
         self._session: aiohttp.ClientSession | None = None
         self._info: EngineInfo | None = None
         self._aborting: set[asyncio.Task[None]] = set()
+        self._headers_of: dict[str, dict[str, str]] = {}
+        self._watch_s = watch_s
+        self._waiting: set[asyncio.Timeout] = set()
+        self._watching: asyncio.Task[None] | None = None
 
-    async def send_abort(self, wire_id: str) -> None:
-        """Tell the server to end the request that it knows by this id."""
+    async def abort_at(self, wire_id: str, headers: dict[str, str]) -> None:
+        """Tell the server to end the request that it knows by this id, and that came with these headers."""
         raise NotImplementedError
 
+    async def send_abort(self, wire_id: str) -> None:
+        """The same for a request that is in work. A router sends it where it sent the request, by the headers."""
+        await self.abort_at(wire_id, self._headers_of.get(wire_id, {}))
+
     async def close(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
         if self._aborting:
             await asyncio.wait(self._aborting)
         if self._session is not None:
@@ -60,11 +83,12 @@ class EngineClient:
             self._session = None
 
     def abort_soon(self, wire_id: str) -> None:
-        """Abort without waiting: for calls that are being cancelled."""
+        """Abort without waiting: for calls that nobody waits for any more."""
+        headers = self._headers_of.get(wire_id, {})
 
         async def send() -> None:
             with contextlib.suppress(EngineError):
-                await self.send_abort(wire_id)
+                await self.abort_at(wire_id, headers)
 
         task = asyncio.get_running_loop().create_task(send())
         self._aborting.add(task)
@@ -72,16 +96,54 @@ class EngineClient:
 
     async def ask(self, body: bytes, headers: dict[str, str], *, wire_id: str | None, prompt_tokens: int) -> bytes:
         """The token endpoint's answer. Cancelling aborts `wire_id` at the server."""
+        if wire_id is not None:
+            self._headers_of[wire_id] = headers
         try:
-            status, raw = await self.request("POST", self.endpoint, body, headers)
-        except asyncio.CancelledError:
+            async with self._watched():
+                status, raw = await self.request("POST", self.endpoint, body, headers)
+        except (asyncio.CancelledError, EngineError) as e:
             # Closing the connection frees the slot; a proxy in between may hide that, so say it as well.
-            if wire_id is not None:
+            if wire_id is not None and not isinstance(e, EngineUnreachableError):
                 self.abort_soon(wire_id)
             raise
+        finally:
+            if wire_id is not None:
+                self._headers_of.pop(wire_id, None)
         if status != 200:
             raise self.failure(status, raw, prompt_tokens, self.endpoint)
         return raw
+
+    @contextlib.asynccontextmanager
+    async def _watched(self) -> AsyncIterator[None]:
+        """Around a wait of any length: `EngineUnreachableError` when the server meanwhile stops answering anything."""
+        try:
+            async with asyncio.timeout(None) as waiting:
+                self._waiting.add(waiting)
+                if self._watching is None or self._watching.done():
+                    self._watching = asyncio.get_running_loop().create_task(self._watch())
+                try:
+                    yield
+                finally:
+                    self._waiting.discard(waiting)
+        except TimeoutError as e:
+            raise EngineUnreachableError(
+                f"the engine at {self.base_url} hangs: for {_SILENT * self._watch_s:g} s it has answered nothing; "
+                "restart it"
+            ) from e
+
+    async def _watch(self) -> None:
+        loop, silent = asyncio.get_running_loop(), 0
+        asked = loop.time()
+        while self._waiting and silent < _SILENT:
+            await asyncio.sleep(asked + self._watch_s - loop.time())
+            asked = loop.time()
+            try:
+                await self.request("GET", "/health", None, {}, aiohttp.ClientTimeout(total=self._watch_s))
+                silent = 0  # whatever it says, it answers
+            except EngineError:
+                silent += 1
+        for waiting in self._waiting:
+            waiting.reschedule(loop.time())
 
     async def json(self, method: str, path: str) -> Any:
         status, raw = await self.request(method, path, None, {}, SHORT)
@@ -89,7 +151,7 @@ class EngineClient:
             raise self.failure(status, raw, 0, path)
         try:
             return msgspec.json.decode(raw)
-        except msgspec.DecodeError as e:
+        except (msgspec.DecodeError, RecursionError) as e:
             raise EngineError(
                 f"{self.base_url}{path} does not answer in JSON: is it an engine?", retryable=False
             ) from e
@@ -104,19 +166,23 @@ class EngineClient:
     ) -> tuple[int, bytes]:
         """Status and body, whatever they are. `EngineError` when there is no answer."""
         if self._session is None:
-            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S)
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S, socket_factory=_socket)
             self._session = aiohttp.ClientSession(connector=connector, headers=self._headers, timeout=self._timeout)
         if body is not None:
             headers = {**headers, "Content-Type": "application/json"}
+        timeout = timeout or self._timeout
         try:
-            async with self._session.request(
-                method, self.base_url + path, data=body, headers=headers, timeout=timeout or self._timeout
-            ) as response:
-                return response.status, await response.read()
-        except aiohttp.ClientConnectorError as e:
+            try:
+                return await self._send(method, path, body, headers, timeout)
+            except aiohttp.ClientConnectionError as e:
+                if isinstance(e, aiohttp.ClientConnectorError | aiohttp.ServerTimeoutError):
+                    raise
+                # The server may have closed a kept connection in this moment; a new one tells whether it is there.
+                return await self._send(method, path, body, headers, timeout)
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as e:
+            why = e.os_error.strerror if isinstance(e, aiohttp.ClientConnectorError) else "it takes no connection"
             raise EngineUnreachableError(
-                f"no engine answers at {self.base_url} ({e.os_error.strerror or e}): start it, or give its address "
-                "with --engine URL"
+                f"no engine answers at {self.base_url} ({why or e}): start it, or give its address with --engine URL"
             ) from e
         except TimeoutError as e:
             raise EngineError(f"the engine at {self.base_url} did not answer {path} in time") from e
@@ -124,6 +190,14 @@ class EngineClient:
             raise EngineUnreachableError(
                 f"the connection to the engine at {self.base_url} broke ({type(e).__name__}: {e}): see its log"
             ) from e
+
+    async def _send(
+        self, method: str, path: str, body: bytes | None, headers: dict[str, str], timeout: aiohttp.ClientTimeout
+    ) -> tuple[int, bytes]:
+        assert self._session is not None
+        url = self.base_url + path
+        async with self._session.request(method, url, data=body, headers=headers, timeout=timeout) as response:
+            return response.status, await response.read()
 
     def failure(self, status: int, raw: bytes, prompt_tokens: int, path: str) -> Exception:
         """The error that an answer other than 200 means."""
@@ -148,7 +222,7 @@ def message_of(raw: bytes) -> str:
     """The sentence in an error body, whatever its shape."""
     try:
         body = object_of(msgspec.json.decode(raw))
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         body = {}
     error = body.get("error", body.get("detail", body.get("message")))
     text = error.get("message") if isinstance(error, dict) else error
@@ -160,3 +234,13 @@ def with_ids(body: dict[str, Any], field: str, ids: Sequence[int]) -> bytes:
     head = msgspec.json.encode(body)[:-1]
     spelt = b",".join(PromptIds.of(ids).spelt)
     return b"".join([head, b"," if body else b"", msgspec.json.encode(field), b":[", spelt, b"]}"])
+
+
+def _socket(address: tuple[Any, ...]) -> socket.socket:
+    """For a connection that ends when the machine at its other end is gone, however long a call may wait."""
+    made = socket.socket(family=address[0], type=address[1], proto=address[2])
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEP_ALIVE.items():
+        if hasattr(socket, name):  # Linux has them all
+            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return made

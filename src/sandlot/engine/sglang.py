@@ -94,9 +94,10 @@ class SglangEngine(EngineClient):
         api_key: str | None = None,
         *,
         timeout_s: float = 3600.0,
+        watch_s: float = 20.0,
         routed_experts: bool = False,
     ) -> None:
-        super().__init__(base_url, model, api_key, timeout_s=timeout_s)
+        super().__init__(base_url, model, api_key, timeout_s=timeout_s, watch_s=watch_s)
         self._routed_experts = routed_experts
         self._adapter: str | None = None
         self._rids: dict[str, set[str]] = {}
@@ -211,8 +212,8 @@ class SglangEngine(EngineClient):
         for rid in list(self._rids.get(request_id, ())):
             await self.send_abort(rid)
 
-    async def send_abort(self, wire_id: str) -> None:
-        await self.request("POST", "/abort_request", msgspec.json.encode({"rid": wire_id}), {}, SHORT)
+    async def abort_at(self, wire_id: str, headers: dict[str, str]) -> None:
+        await self.request("POST", "/abort_request", msgspec.json.encode({"rid": wire_id}), headers, SHORT)
 
     async def _ask(self, ids: Sequence[int], body: dict[str, Any], headers: dict[str, str], rid: str | None) -> _Reply:
         body = {"return_logprob": True, "stream": False, **body}

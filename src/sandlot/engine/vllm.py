@@ -125,8 +125,8 @@ class VllmEngine(EngineClient):
         """End a request early. Ids not in work are ignored."""
         await self.send_abort(ID_PREFIX + request_id)
 
-    async def send_abort(self, wire_id: str) -> None:
-        await self.request("POST", ABORT, msgspec.json.encode({"request_ids": [wire_id]}), {}, SHORT)
+    async def abort_at(self, wire_id: str, headers: dict[str, str]) -> None:
+        await self.request("POST", ABORT, msgspec.json.encode({"request_ids": [wire_id]}), headers, SHORT)
 
     async def _generate(
         self, ids: Sequence[int], params: dict[str, Any], request_id: str | None, session_id: str | None
