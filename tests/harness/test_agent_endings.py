@@ -99,6 +99,17 @@ def test_ends(harness: Harness, result: ExecResult, kind: FailureKind | None, de
     assert "\n" not in text
 
 
+DEEP = b'{"type":"result","error":' + b"[" * 200_000
+"""What an agent's command can write to the output of its CLI: a line that no parser takes, and one to search for long."""
+
+
+@pytest.mark.parametrize("harness", [HARNESSES.get(name)() for name in HARNESSES.names()])
+def test_hostile_output_is_no_fault_of_ours(harness: Harness) -> None:
+    long = b"ApiError: {" * 100_000
+    found, text = harness.failure(ExecResult(1, DEEP + b"\n" + long, b"ApiError: " + DEEP + b"\n" + long + b"\nbye\n"))
+    assert (found, text[-3:]) == (FailureKind.AGENT_ERROR, "bye")
+
+
 @pytest.mark.parametrize("harness", [HARNESSES.get(name)() for name in HARNESSES.names()])
 def test_killed_from_outside(harness: Harness) -> None:
     late = ExecResult(None, b"", b"", timed_out=True, duration=61.0)

@@ -57,6 +57,18 @@ async def test_an_idle_episode_is_a_graded_zero(make_runner: MakeRunner, task: T
     assert (result.state, result.reward, result.failure, result.samples) == ("failed", 0.0, None, 1)
 
 
+async def test_what_tests_say_need_not_be_unicode(make_runner: MakeRunner, task: Task) -> None:
+    broken = "for file in $(git ls-files '*.py'); do echo 'raise ValueError(chr(0xdc80))' >$file; done"
+    said = [bash(broken), "I broke it."]
+    runner = await make_runner(lambda prompt, number: said[number])
+    result = await runner(Episode(task, "tiny", 0))
+    assert (result.state, result.failure) == ("failed", None)
+    sealed = read_journal(runner.run.journal_path(f"{task.id}--tiny--0")).sealed
+    assert sealed is not None
+    (run,) = sealed.verdict["evidence"]["runs"]
+    assert any("ValueError: ?" in text for text in run["collect_errors"].values())
+
+
 async def test_a_spent_budget_is_still_graded(make_runner: MakeRunner, task: Task) -> None:
     said = solving(task)
     runner = await make_runner(lambda prompt, number: said[number], limits={"turns": 1})
@@ -119,7 +131,7 @@ class Faulty(EpisodeRunner):
     async def _agent(self, spec, sandbox, session: Session, api_key: str):  # type: ignore[no-untyped-def]
         result = await super()._agent(spec, sandbox, session, api_key)
         if spec.attempt == 5:
-            raise ValueError("a bug in the export")
+            raise ValueError("a bug in the export\udc80")
         if spec.attempt == 6:
             raise asyncio.CancelledError
         if spec.attempt == 7:
@@ -134,7 +146,7 @@ async def test_one_broken_episode_does_not_touch_its_group(make_runner: MakeRunn
     assert len(results) == 8
     assert [results[str(n)]["failure"] for n in range(5)] == [None] * 5
     assert [results[str(n)]["failure"] for n in (5, 6, 7)] == ["infra_error", "infra_error", "grader_error"]
-    assert "a bug in the export" in results["5"]["metadata"]["detail"]
+    assert "a bug in the export\\udc80" in results["5"]["metadata"]["detail"]
     assert [results[str(n)]["reward"] for n in (5, 6, 7)] == [None] * 3
     assert [results[str(n)]["samples"] for n in (5, 6)] == [0, 0]
     assert audit_run(runner.run).violations == []

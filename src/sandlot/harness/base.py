@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from sandlot.errors import FailureKind
+from sandlot.errors import ConfigError, FailureKind
 from sandlot.sandbox import ExecResult, Layer, Sandbox
 
 
@@ -61,3 +61,16 @@ class Harness(Protocol):
     def failure(self, result: ExecResult) -> tuple[FailureKind | None, str]:
         """What the end of the CLI means: a failure kind and a detail, or None for an ordinary end."""
         ...
+
+
+def wires(agent: str, protocol: str, spoken: Iterable[str]) -> tuple[str, ...]:
+    """The wires that an agent speaks, the chosen one first; `ConfigError` for one that it does not speak."""
+    known = list(spoken)
+    if protocol not in known:
+        raise ConfigError(f"{agent} does not speak {protocol!r}; it speaks {', '.join(known)}")
+    return (protocol, *(other for other in known if other != protocol))
+
+
+def as_text(prompt: str) -> str:
+    """A prompt that begins with `/` as text: some CLIs would call a command of theirs instead of the model."""
+    return f"\n{prompt}" if prompt.startswith("/") else prompt

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 from sandlot.errors import FailureKind
-from sandlot.harness.base import Command, Endpoint
-from sandlot.harness.ending import classify, last_words
+from sandlot.harness.base import Command, Endpoint, as_text
+from sandlot.harness.ending import classify, events_backwards, last_words
 from sandlot.harness.layer import MOUNT_ROOT, Progress
 from sandlot.harness.npm import Part, cpu, npm_layer
 from sandlot.sandbox import ExecResult, Layer, Sandbox
@@ -91,24 +88,10 @@ class ClaudeCode:
             # A fifth short of the window it knows of, it would give up by itself: the gateway decides.
             env |= {"DISABLE_AUTO_COMPACT": "1", "CLAUDE_CODE_MAX_CONTEXT_TOKENS": _HUGE_WINDOW}
         # The prompt goes through stdin: as an argument its length is bounded, and a leading `-` means something.
-        # A leading `/` would call a command of the CLI instead of the model.
-        text = f"\n{prompt}" if prompt.startswith("/") else prompt
-        return Command(tuple(argv), env, text.encode())
+        return Command(tuple(argv), env, as_text(prompt).encode())
 
     def failure(self, result: ExecResult) -> tuple[FailureKind | None, str]:
-        final = _result_event(result.stdout)
-        said = str(final.get("result") or final.get("subtype") or "") if final else ""
+        ends = (event for event in events_backwards(result.stdout, "result") if event.get("type") == "result")
+        final = next(ends, {})
+        said = str(final.get("result") or final.get("subtype") or "")
         return classify(result, last_words(said or result.stderr.decode("utf-8", "replace")))
-
-
-def _result_event(stdout: bytes) -> dict[str, Any] | None:
-    """The last `result` event of the JSON lines, if the run came that far."""
-    for line in reversed(stdout.splitlines()):
-        if b'"result"' in line:
-            try:
-                event = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(event, dict) and event.get("type") == "result":
-                return event
-    return None

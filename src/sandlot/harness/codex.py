@@ -8,7 +8,7 @@ from typing import Any
 
 from sandlot.errors import FailureKind
 from sandlot.harness.base import Command, Endpoint
-from sandlot.harness.ending import classify, last_words
+from sandlot.harness.ending import classify, events_backwards, last_words
 from sandlot.harness.layer import MOUNT_ROOT, Progress, with_path
 from sandlot.harness.npm import Part, cpu, npm_layer
 from sandlot.sandbox import ExecResult, Layer, Sandbox
@@ -100,16 +100,9 @@ def _vendor() -> str:
 
 def _error(stdout: bytes) -> str:
     """The message of the last error event in the JSON lines."""
-    for line in reversed(stdout.splitlines()):
-        if b'"turn.failed"' in line or b'"error"' in line:
-            try:
-                event = json.loads(line)
-            except ValueError:
-                continue
-            if not isinstance(event, dict):
-                continue
-            if event.get("type") == "turn.failed" and isinstance(error := event.get("error"), dict):
-                return str(error.get("message") or "")
-            if event.get("type") == "error":
-                return str(event.get("message") or "")
+    for event in events_backwards(stdout, "error"):
+        if event.get("type") == "turn.failed" and isinstance(error := event.get("error"), dict):
+            return str(error.get("message") or "")
+        if event.get("type") == "error":
+            return str(event.get("message") or "")
     return ""

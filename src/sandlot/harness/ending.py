@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
 
 from sandlot.errors import FailureKind
 from sandlot.sandbox import ExecResult
@@ -38,3 +42,17 @@ def last_words(text: str, limit: int = 400) -> str:
     """The last lines of an output on one line without its colours, cut at `limit` characters from the end."""
     joined = " | ".join(line.strip() for line in _COLOUR.sub("", text).splitlines() if line.strip())
     return joined if len(joined) <= limit else "…" + joined[-limit:]
+
+
+def events_backwards(output: bytes, key: str) -> Iterator[dict[str, Any]]:
+    """The JSON objects with a text `key` somewhere among the lines of an output, the last one first.
+
+    Whoever runs inside can write there, too.
+    """
+    mark = f'"{key}"'.encode()
+    for line in reversed(output.splitlines()):
+        if mark in line:
+            with suppress(ValueError, RecursionError):
+                event = json.loads(line)
+                if isinstance(event, dict):
+                    yield event

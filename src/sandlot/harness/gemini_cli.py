@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
+from contextlib import suppress
 from pathlib import PurePosixPath
 from typing import Any
 
 from sandlot.errors import FailureKind
-from sandlot.harness.base import Command, Endpoint
+from sandlot.harness.base import Command, Endpoint, as_text
 from sandlot.harness.ending import classify, last_words
 from sandlot.harness.layer import MOUNT_ROOT, Progress
 from sandlot.harness.npm import NODE, Part, node_layer, npm_layer
@@ -21,7 +21,7 @@ _WINDOW = 1_048_576
 _NEVER_TOKENS = 1_000_000_000
 # Its settings for these are read by nothing: tokens of tools' outputs that stay, and that must be saved at least.
 _KEPT, _SAVED = 45758817, 45758818
-_API_ERROR = re.compile(r"ApiError: (\{.*\})$", re.MULTILINE)
+_API_ERROR = "ApiError: "
 
 
 def _skip(path: PurePosixPath) -> bool:
@@ -93,9 +93,7 @@ class GeminiCli:
             "NO_BROWSER": "1",
             "NO_COLOR": "1",
         }
-        # A leading `/` would call a command of the CLI instead of the model.
-        text = f"\n{prompt}" if prompt.startswith("/") else prompt
-        return Command(tuple(argv), env, text.encode())
+        return Command(tuple(argv), env, as_text(prompt).encode())
 
     def failure(self, result: ExecResult) -> tuple[FailureKind | None, str]:
         said = result.stderr.decode("utf-8", "replace")
@@ -104,9 +102,9 @@ class GeminiCli:
 
 def _api_error(stderr: str) -> str:
     """The message of the last refused request: a stack trace and a report follow it."""
-    for found in reversed(_API_ERROR.findall(stderr)):
-        try:
-            return str(json.loads(found)["error"]["message"])
-        except (ValueError, TypeError, KeyError):
-            continue
+    for line in reversed(stderr.splitlines()):
+        _, found, told = line.partition(_API_ERROR)
+        if found:
+            with suppress(ValueError, TypeError, KeyError, RecursionError):
+                return str(json.loads(told)["error"]["message"])
     return ""

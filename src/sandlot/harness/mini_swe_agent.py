@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sandlot.errors import ConfigError, FailureKind
 from sandlot.grading.runtime import interpreter
-from sandlot.harness.base import Command, Endpoint
+from sandlot.harness.base import Command, Endpoint, wires
 from sandlot.harness.ending import classify, last_words
 from sandlot.harness.layer import MOUNT_ROOT, Progress
 from sandlot.harness.wheels import wheel_layer
@@ -57,10 +57,8 @@ class MiniSweAgent:
     prompt_tokens = 1_100
 
     def __init__(self, protocol: str = "chat", *, python: str | None = None, progress: Progress | None = None) -> None:
-        if protocol not in _WIRES:
-            raise ConfigError(f"mini-SWE-agent does not speak {protocol!r}; it speaks {', '.join(_WIRES)}")
         self.protocol = protocol
-        self.protocols = (protocol, *(p for p in _WIRES if p != protocol))
+        self.protocols = wires("mini-SWE-agent", protocol, _WIRES)
         self._python = python
         self._progress = progress
 

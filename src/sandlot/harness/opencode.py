@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from sandlot.errors import ConfigError, FailureKind
-from sandlot.harness.base import Command, Endpoint
+from sandlot.errors import FailureKind
+from sandlot.harness.base import Command, Endpoint, wires
 from sandlot.harness.ending import classify, last_words
 from sandlot.harness.layer import MOUNT_ROOT, Progress, with_path
 from sandlot.harness.npm import Part, cpu, npm_layer
@@ -30,10 +30,8 @@ class OpenCode:
     prompt_tokens = 8_000
 
     def __init__(self, protocol: str = "chat", *, compaction: bool = False, progress: Progress | None = None) -> None:
-        if protocol not in _ADAPTERS:
-            raise ConfigError(f"opencode does not speak {protocol!r}; it speaks {', '.join(_ADAPTERS)}")
         self.protocol = protocol
-        self.protocols = (protocol, *(p for p in _ADAPTERS if p != protocol))
+        self.protocols = wires("opencode", protocol, _ADAPTERS)
         self._compaction = compaction
         self._progress = progress
 

@@ -6,8 +6,8 @@ import json
 from pathlib import PurePosixPath
 from typing import Any
 
-from sandlot.errors import ConfigError, FailureKind
-from sandlot.harness.base import Command, Endpoint
+from sandlot.errors import FailureKind
+from sandlot.harness.base import Command, Endpoint, wires
 from sandlot.harness.ending import classify, last_words
 from sandlot.harness.layer import MOUNT_ROOT, Progress
 from sandlot.harness.npm import NODE, Part, node_layer, npm_layer
@@ -36,10 +36,8 @@ class Pi:
     prompt_tokens = 1400
 
     def __init__(self, protocol: str = "chat", *, compaction: bool = False, progress: Progress | None = None) -> None:
-        if protocol not in _APIS:
-            raise ConfigError(f"Pi does not speak {protocol!r}; it speaks {', '.join(_APIS)}")
         self.protocol = protocol
-        self.protocols = (protocol, *(p for p in _APIS if p != protocol))
+        self.protocols = wires("Pi", protocol, _APIS)
         self._compaction = compaction
         self._progress = progress
 

@@ -6,8 +6,8 @@ import json
 from pathlib import PurePosixPath
 from typing import Any
 
-from sandlot.errors import ConfigError, FailureKind
-from sandlot.harness.base import Command, Endpoint
+from sandlot.errors import FailureKind
+from sandlot.harness.base import Command, Endpoint, as_text, wires
 from sandlot.harness.ending import classify, last_words
 from sandlot.harness.layer import MOUNT_ROOT, Progress
 from sandlot.harness.npm import NODE, Part, cpu, node_layer, npm_layer
@@ -39,10 +39,8 @@ class QwenCode:
     prompt_tokens = 20_500
 
     def __init__(self, protocol: str = "chat", *, compaction: bool = False, progress: Progress | None = None) -> None:
-        if protocol not in _AUTH:
-            raise ConfigError(f"Qwen Code does not speak {protocol!r}; it speaks {', '.join(_AUTH)}")
         self.protocol = protocol
-        self.protocols = (protocol, *(p for p in _AUTH if p != protocol))
+        self.protocols = wires("Qwen Code", protocol, _AUTH)
         self._compaction = compaction
         self._progress = progress
 
@@ -104,9 +102,7 @@ class QwenCode:
             "QWEN_CODE_DISABLE_CRON": "1",
             "NO_COLOR": "1",
         }
-        # A leading `/` would call a command of the CLI instead of the model.
-        text = f"\n{prompt}" if prompt.startswith("/") else prompt
-        return Command(tuple(argv), env, text.encode())
+        return Command(tuple(argv), env, as_text(prompt).encode())
 
     def failure(self, result: ExecResult) -> tuple[FailureKind | None, str]:
         return classify(result, last_words(result.stderr.decode("utf-8", "replace")))

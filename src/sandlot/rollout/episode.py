@@ -255,11 +255,13 @@ class EpisodeRunner:
 
 
 def _plain(value: Any) -> Any:
-    """`value` as JSON can hold it."""
+    """`value` as JSON in UTF-8 can hold it: what agents and tests say may have halves of characters in it."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {_plain(str(k)): _plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [_plain(v) for v in value]
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
-    return value if isinstance(value, str | int | float | bool | None) else str(value)
+    return value if isinstance(value, int | float | bool | None) else _plain(str(value))

@@ -33,7 +33,8 @@ class Teller:
         os.dup2(2, 1)
 
     def tell(self, **event: Any) -> None:
-        data = ("\n" + self._nonce + " " + json.dumps(event) + "\n").encode("utf-8", "replace")
+        # What tests say may have halves of characters in it, which as escapes would come through.
+        data = ("\n" + self._nonce + " " + json.dumps(event, ensure_ascii=False) + "\n").encode("utf-8", "replace")
         while data:
             data = data[os.write(self._fd, data) :]
 
@@ -73,7 +74,7 @@ class Talk:
             if not isinstance(event["event"], str) or event["event"] in ("end", "stray"):
                 raise ValueError("not a session's to tell")
             self._teller.tell(**{**event, "session": self._name + "/" + str(event["session"])})
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             self._teller.tell(event="stray", text=line[:200].decode("utf-8", "backslashreplace"))
 
 
