@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sandlot.gateway import bodies
 from sandlot.gateway.bodies import Bodies
 from sandlot.gateway.wire import WireError, wire_for
 from sandlot.gateway.wire.transcript import History, Item
@@ -189,3 +190,17 @@ def test_a_field_that_comes_twice_counts_as_the_last_one() -> None:
     twice = b'{"messages": [{"a": 1}, {"b": 2}, {"c": 3}], "messages": [{"d": 4}, {"e": 5}]}'
     assert reader.decode(twice, "w") == msgspec.json.decode(twice)
     assert reader.decode(twice, "w") == msgspec.json.decode(twice)
+
+
+def test_what_is_kept_of_a_session_has_a_bound() -> None:
+    """A great many small elements, fields of any name, tools nobody sends again."""
+    reader, rng = Bodies(), iter(range(10**9))
+    for field in ("messages", "tools", "input"):
+        elements = ",".join(f'{{"a":{next(rng)}}}' for _ in range(100_000))
+        assert len(reader.decode(f'{{"{field}": [{elements}]}}'.encode(), "w")[field]) == 100_000
+    assert reader._begun["w"] == []
+    fields = ",".join(f'"k{next(rng)}":[{{}}]' for _ in range(1000))
+    reader.decode(f'{{"messages": [], {fields}}}'.encode(), "w")
+    for items in (reader._items, bodies._shared):
+        assert len(items._known) < 20
+        assert sum(map(len, items._known.values())) < 70_000

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import threading
 import zlib
 from collections.abc import Callable
 from typing import Any
 
 import aiohttp
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from sandlot.chat.template import TemplateError
@@ -525,6 +527,36 @@ async def test_health_and_other_sessions_are_served_while_long_histories_are_ren
     assert len(delays) > 3
 
 
+async def test_a_prompt_beyond_any_context_holds_no_other_session_up(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = await make_rig()
+    other = rig.gateway.open("other")
+    huge = "word " * 500_000
+    begun, go_on, render = asyncio.Event(), threading.Event(), rig.engine.fmt.render
+    loop = asyncio.get_running_loop()
+
+    def held(messages: Any, tools: Any) -> Any:
+        if messages[-1].text == huge:
+            loop.call_soon_threadsafe(begun.set)
+            assert go_on.wait(60)
+        return render(messages, tools)
+
+    monkeypatch.setattr(rig.engine.fmt, "render", held)
+    slow = asyncio.create_task(rig.messages(ask(huge)))
+    try:
+        async with asyncio.timeout(30):
+            await begun.wait()
+            async with rig.http.post(
+                f"{rig.url}/v1/messages", json=ask("hi " * 5000), headers={"x-api-key": other.api_key}
+            ) as reply:
+                assert reply.status == 200
+    finally:
+        go_on.set()
+    status, told = await slow
+    assert (status, told["error"]["message"][:18]) == (400, "prompt is too long")
+
+
 async def test_a_session_that_is_sealed_while_its_prompt_is_rendered_samples_nothing(
     make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -532,10 +564,10 @@ async def test_a_session_that_is_sealed_while_its_prompt_is_rendered_samples_not
     rendering, go_on = asyncio.Event(), asyncio.Event()
     slow = rig.session._in_thread
 
-    async def held(function: Any, *args: Any) -> Any:
+    async def held(function: Any, *args: Any, **size: int) -> Any:
         rendering.set()
         await go_on.wait()
-        return await slow(function, *args)
+        return await slow(function, *args, **size)
 
     monkeypatch.setattr(rig.session, "_in_thread", held)
     running = asyncio.create_task(rig.messages(ask("hi")))
@@ -561,6 +593,23 @@ async def test_kept_is_a_recorder(make_rig: MakeRig) -> None:
     assert isinstance(rig.kept, Kept)
     assert rig.kept.seals == [{"reward": 1.0, "metadata": {"k": "v"}}]
     assert rig.kept.delivered_ids == [rig.kept.turns[0].id]
+
+
+async def test_a_call_that_waits_for_its_sessions_others_is_kept_alive(make_rig: MakeRig) -> None:
+    rig = await make_rig(limits=SessionLimits(concurrent=1))
+    rig.engine.hold = True
+    first = asyncio.create_task(rig.messages(ask("hi")))
+    await rig.engine.asked.wait()
+    headers = {"x-api-key": rig.opened.api_key}
+    async with rig.http.post(f"{rig.url}/v1/messages", json=ask("ho", stream=True), headers=headers) as reply:
+        seen = b""
+        while seen.count(b"event: ping") < 3:
+            seen += await reply.content.readany()
+        assert len(rig.engine.prompts) == 1
+        rig.engine.release.set()
+        seen += await reply.content.read()
+    assert b"message_stop" in seen
+    assert (await first)[0] == 200
 
 
 async def test_streams_keep_alive_and_end_like_the_plain_answer(make_rig: MakeRig) -> None:
@@ -594,6 +643,29 @@ async def test_a_conversation_that_the_template_refuses_is_a_clear_400(
         status, told = await rig.messages(ask("hi", stream=stream))
         assert (status, told["error"]["message"]) == (400, "the chat template wants roles to alternate")
     assert rig.session.counters.engine_error == ""
+
+
+async def test_one_session_cannot_take_the_room_of_all(make_rig: MakeRig) -> None:
+    """Bodies that are announced and never come hold up the session they are for."""
+    limits = GatewayLimits(engine_retry_delays=(), drain=5, body_bytes=2_000_000, reading_bytes=50_000_000)
+    rig = await make_rig(gateway_limits=limits)
+    other = rig.gateway.open("other")
+    port = int(rig.url.rpartition(":")[2])
+    head = (
+        f"POST /v1/messages HTTP/1.1\r\nHost: h\r\nx-api-key: {rig.opened.api_key}\r\nContent-Length: 2000000\r\n\r\n"
+    )
+    writers = []
+    for _ in range(30):
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head.encode())
+        writers.append(writer)
+    arriving = rig.session.bodies.arriving
+    await until(lambda: arriving.used + sum(part for part, _ in arriving._queue) == 60_000_000)
+    async with rig.http.post(f"{rig.url}/v1/messages", json=ask("hi"), headers={"x-api-key": other.api_key}) as reply:
+        assert reply.status == 200
+    for writer in writers:
+        writer.close()
+    await until(lambda: not arriving.used and not rig.gateway.reading.used)
 
 
 async def test_bodies_are_capped_per_session_and_together(make_rig: MakeRig) -> None:
@@ -632,17 +704,27 @@ async def test_what_is_nested_too_deeply_is_refused_for_good(make_rig: MakeRig, 
 async def test_packed_bodies_are_read_and_their_real_size_counts(make_rig: MakeRig) -> None:
     rig = await make_rig(limits=SessionLimits(body_bytes=20_000))
     plain, large = (json.dumps(ask(text)).encode() for text in ("hi", "x" * 30_000))
+    zstd, brotli = (pa.compress(plain, codec=codec, asbytes=True) for codec in ("zstd", "brotli"))
     told = []
     for body, packing in (
         (gzip.compress(plain), "gzip"),
         (zlib.compress(plain), "deflate"),
+        (zstd, "zstd"),
+        (brotli, "br"),
+        (plain, "identity"),
         (plain, "gzip"),
+        (gzip.compress(plain)[:-12], "gzip"),
+        (zlib.compress(plain)[:-12], "deflate"),
+        (plain, "zstd"),
+        (plain, "pigeon"),
         (gzip.compress(large), "gzip"),
+        (zlib.compress(large), "deflate"),
     ):
         headers = {"x-api-key": rig.opened.api_key, "Content-Encoding": packing}
         async with rig.http.post(f"{rig.url}/v1/messages", data=body, headers=headers) as reply:
             told.append((reply.status, (await reply.json()).get("error", {}).get("type")))
-    assert told == [(200, None), (200, None), (400, "invalid_request_error"), (413, "request_too_large")]
+    good, bad, large_one = (200, None), (400, "invalid_request_error"), (413, "request_too_large")
+    assert told == [good] * 5 + [bad] * 5 + [large_one] * 2
     assert rig.gateway.reading.used == 0
 
 
@@ -659,3 +741,18 @@ async def test_prompts_beyond_the_engines_tokens_wait_in_order(make_rig: MakeRig
     done = await asyncio.gather(*tasks, return_exceptions=True)
     assert [r[0] for r in done if isinstance(r, tuple)] == [200] * 3
     assert rig.gateway.at_engine.used == 0
+
+
+async def test_prompts_that_leave_all_at_once_leave_their_room(make_rig: MakeRig) -> None:
+    rig = await make_rig(gateway_limits=GatewayLimits(engine_retry_delays=(), engine_tokens=1, drain=5))
+    other = rig.gateway.open("other")
+    rig.engine.hold = True
+    tasks = [asyncio.create_task(rig.messages(ask(f"question {n}"))) for n in range(5)]
+    await rig.engine.asked.wait()
+    await until(lambda: len(rig.gateway.at_engine._queue) == 4)
+    await rig.session.seal(5)
+    assert [status for status, _ in await asyncio.gather(*tasks)] == [403] * 5
+    assert (rig.gateway.at_engine.used, len(rig.gateway.at_engine._queue)) == (0, 0)
+    rig.engine.hold = False
+    async with rig.http.post(f"{rig.url}/v1/messages", json=ask("hi"), headers={"x-api-key": other.api_key}) as reply:
+        assert reply.status == 200

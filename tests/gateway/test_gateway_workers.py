@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import signal
@@ -191,6 +192,10 @@ def test_what_is_passed_on_arrives_as_it_was_sent(served: Served) -> None:
             upgrade = {"x-api-key": key, "Upgrade": "websocket"}
             assert http.get(f"{served.base_url}/v1/responses", headers=upgrade).status_code == 426
             assert http.head(f"{served.base_url}/", headers={"x-api-key": key}).content == b""
+            packed = gzip.compress(json.dumps({"messages": SAY_IT}).encode())
+            headers = {"x-api-key": key, "Content-Encoding": "gzip"}
+            reply = http.post(f"{served.base_url}/v1/messages", content=packed, headers=headers)
+            assert reply.status_code == 200, reply.text
     assert state(served, first)["prompt_tokens"] == state(served, second)["prompt_tokens"] > 0
 
 

@@ -58,7 +58,7 @@ class Budget:
             except asyncio.CancelledError:
                 if turn.done() and not turn.cancelled():
                     self._give(part)  # it was granted in the moment its waiter left
-                else:
+                elif entry in self._queue:
                     self._queue.remove(entry)
                     self._grant()
                 raise
@@ -74,7 +74,8 @@ class Budget:
         self._grant()
 
     def _grant(self) -> None:
-        while self._queue and self._fits(self._queue[0][0]):
+        while self._queue and (self._queue[0][1].cancelled() or self._fits(self._queue[0][0])):
             part, turn = self._queue.popleft()
-            self.used += part
-            turn.set_result(None)
+            if not turn.cancelled():  # its waiter is about to leave
+                self.used += part
+                turn.set_result(None)

@@ -9,14 +9,20 @@ from typing import Any
 
 import msgspec
 
+from sandlot.gateway.admission import Budget
 from sandlot.gateway.wire.transcript import History, Item
 
 _CAP = 32 << 20
 """Bytes of elements that are remembered; beyond that everything is forgotten and the next turn costs more."""
+_ELEMENT = 500
+"""Bytes that an element takes besides its text, so that a great many small ones are not remembered either."""
+_ARRIVING = 32 << 20
+"""Bytes of requests that may be on their way at once; others wait, and a larger one comes alone."""
 _BRANCHES = 3
 """How many bodies are remembered whole: those of an agent and of its sub-agents come in turn."""
 _SMALL = 200_000
 _HISTORIES = frozenset({"messages", "input", "contents"})
+_TOOLS = frozenset({"tools", "functions"})
 _BLANK = b" \t\r\n"
 
 _escapes = re.compile(
@@ -53,13 +59,15 @@ class _Items:
             self._size = 0
         return self._known.setdefault(key, {})
 
-    def added(self, size: int) -> None:
-        """Count what was put in."""
-        self._size += size
+    def keep(self, known: dict[bytes, Item], text: bytes, item: Item) -> None:
+        """Put an element in, if there is room."""
+        self._size += len(text) + _ELEMENT
+        if self._size <= _CAP:
+            known[text] = item
 
 
 _shared = _Items()
-"""What is no history, such as tools: sessions have it in common."""
+"""Tools, which sessions have in common."""
 
 
 class Bodies:
@@ -69,6 +77,7 @@ class Bodies:
     def __init__(self) -> None:
         self._items = _Items()
         self._begun: dict[str, list[_Begun]] = {}
+        self.arriving = Budget(_ARRIVING)
         self.lock = asyncio.Lock()
         """Held while a body is read: one at a time, be it in a thread."""
 
@@ -135,7 +144,7 @@ class Bodies:
         return body
 
     def _value(self, raw: bytes, key: tuple[str, str]) -> Any:
-        if raw[:1] != b"[":
+        if raw[:1] != b"[" or key[1] not in _HISTORIES | _TOOLS:
             return _anything.decode(raw)
         items = self._items if key[1] in _HISTORIES else _shared
         known = items.of(key)
@@ -147,9 +156,9 @@ class Bodies:
                 if type(value) is not dict:
                     found.append(value)
                     continue
-                item = known[text] = Item(value)
+                item = Item(value)
                 item.size = len(text)
-                items.added(len(text))
+                items.keep(known, text, item)
             found.append(item)
         return found
 
@@ -182,7 +191,7 @@ def _further(raw: bytes, body: dict[str, Any], known: _Begun) -> _Begun | None:
 
 def _up_to(raw: bytes, start: int, at: int, history: History, index: int, field: str) -> _Begun | None:
     """A body up to the last but one element of its history, the element `index` standing at or after `at`."""
-    if len(history) < 2:
+    if len(history) < 2 or len(raw) + len(history) * _ELEMENT > _CAP:
         return None
     for item in history[index:-1]:
         while raw[at] in _BLANK or raw[at] == ord(","):

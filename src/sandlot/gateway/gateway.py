@@ -31,6 +31,9 @@ from sandlot.trajectory.sample import Sample
 from sandlot.trajectory.samples import linearize
 from sandlot.trajectory.turn import Turn
 
+_LARGE = 2_000_000
+"""Characters of a prompt, or bytes of a request, that are larger than nearly any context."""
+
 RecorderFactory = Callable[[str, Mapping[str, Any]], Recorder]
 """Session id and header (metadata, sampling, limits, model) → where its turns are kept."""
 
@@ -96,7 +99,10 @@ class Gateway:
         self.reading = Budget(self.limits.reading_bytes)
         self.at_engine = Budget(self.limits.engine_tokens)
         # One renders at a time: it holds the interpreter lock for most of its time, and the event loop needs it too.
-        self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sandlot-gateway")
+        # What is larger than any context has a thread of its own, or one agent could hold all others up for seconds.
+        self._threads, self._large = (
+            ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"sandlot-gateway{kind}") for kind in ("", "-large")
+        )
         self._writers = Writers(alone=lambda: not self.reading.used and not self.at_engine.used)
 
     # -- sessions -----------------------------------------------------------------------------------------------
@@ -266,20 +272,25 @@ class Gateway:
     async def runner(self, app: web.Application) -> web.AppRunner:
         """Set an application of the gateway up; it is closed with the gateway."""
         # Handlers are cancelled when their client goes, which is how an abandoned call is noticed.
-        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=2.0)
+        # Bodies stay packed: those for another process are passed on as they are.
+        runner = web.AppRunner(
+            app, handler_cancellation=True, auto_decompress=False, access_log=None, shutdown_timeout=2.0
+        )
         await runner.setup()
         self._runners.append(runner)
         return runner
 
-    async def in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Run what takes long off the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
+    async def in_thread(self, function: Callable[..., Any], *args: Any, size: int = 0) -> Any:
+        """Run what takes long off the event loop; `size` is how many characters or bytes it is about."""
+        threads = self._large if size > _LARGE else self._threads
+        return await asyncio.get_running_loop().run_in_executor(threads, function, *args)
 
     async def close(self) -> None:
         """Seal every session, stop serving."""
         await asyncio.gather(*(session.seal(self.limits.drain) for session in self.sessions.values()))
         await asyncio.gather(*(runner.cleanup() for runner in self._runners))
         self._threads.shutdown(wait=True)
+        self._large.shutdown(wait=True)
         self._writers.close()
 
     async def __aenter__(self) -> Gateway:

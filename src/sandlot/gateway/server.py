@@ -13,6 +13,7 @@ from aiohttp.typedefs import Middleware
 from sandlot.chat.messages import tools_digest
 from sandlot.gateway.call import Told
 from sandlot.gateway.keys import key_digest
+from sandlot.gateway.packing import unpacked
 from sandlot.gateway.session import Session
 from sandlot.gateway.wire import WIRES, ChatRequest, Wire, WireError, wire_for
 
@@ -45,8 +46,8 @@ def _pattern(path: str) -> str:
     return path.replace("{model}", "{model:.+}")
 
 
-class _Unpackable(WireError):
-    """A body that is not packed as it says; what follows on its connection cannot be read."""
+class _Broken(WireError):
+    """A body that breaks off or is framed wrongly; what follows on its connection cannot be read."""
 
 
 class _Handler:
@@ -110,22 +111,35 @@ class _Handler:
             raise WireError("authentication", "this API key opens another session than the one the path names")
         return session
 
-    async def _parse(self, wire: Wire, session: Session, request: web.Request) -> ChatRequest:
+    async def _read(self, session: Session, request: web.Request) -> bytes:
+        """The body of a request, within the bounds of its session and of the gateway."""
         cap = min(self._gateway.limits.body_bytes, session.limits.body_bytes or self._gateway.limits.body_bytes)
-        length = None if "Content-Encoding" in request.headers else request.content_length
-        size = cap if length is None else length
-        if size > cap:
-            raise WireError("too_large", f"the request body is larger than {cap} bytes")
-        with self._gateway.reading.now(size, "bytes of requests"):
-            try:
-                raw = await request.read()
-            except web.HTTPRequestEntityTooLarge as error:
-                raise WireError("too_large", f"the request body is larger than {cap} bytes") from error
-            except (PayloadEncodingError, web.RequestPayloadError) as error:
-                request.content.feed_eof()  # the server would read on, fail, and break the answer off
-                raise _Unpackable("invalid_request", f"the request body cannot be unpacked: {error}") from error
+        too_large = WireError("too_large", f"the request body is larger than {cap} bytes")
+        packing = request.headers.get("Content-Encoding", "identity")
+        length = request.content_length
+        if length is not None and length > cap:
+            raise too_large
+        size = length if length is not None and packing == "identity" else cap
+        # A session waits for itself, so that one alone cannot take the room of all others.
+        async with session.bodies.arriving.wait(size):
+            with self._gateway.reading.now(size, "bytes of requests"):
+                try:
+                    raw = await request.read()
+                    if packing != "identity":
+                        raw = await self._gateway.in_thread(unpacked, raw, packing, cap + 1, size=len(raw))
+                except web.HTTPRequestEntityTooLarge as error:
+                    raise too_large from error
+                except (PayloadEncodingError, web.RequestPayloadError) as error:
+                    request.content.feed_eof()  # the server would read on, fail, and break the answer off
+                    raise _Broken("invalid_request", f"the request body cannot be read: {error}") from error
+                except ValueError as error:
+                    raise WireError("invalid_request", f"the request body cannot be unpacked: {error}") from error
         if len(raw) > cap:
-            raise WireError("too_large", f"the request body is larger than {cap} bytes")
+            raise too_large
+        return raw
+
+    async def _parse(self, wire: Wire, session: Session, request: web.Request) -> ChatRequest:
+        raw = await self._read(session, request)
         headers = {name.lower(): value for name, value in request.headers.items()}
 
         def read() -> ChatRequest:
@@ -138,7 +152,7 @@ class _Handler:
         async with session.bodies.lock:
             if session.bodies.quick(raw, wire.name):
                 return read()
-            asked: ChatRequest = await self._gateway.in_thread(lambda: _digested(read()))
+            asked: ChatRequest = await self._gateway.in_thread(lambda: _digested(read()), size=len(raw))
             return asked
 
     async def _turn(self, session: Session, asked: ChatRequest, wire: Wire) -> Told:
@@ -222,6 +236,6 @@ def refused(wire: Wire, error: WireError | RecursionError) -> web.Response:
     status, body = wire.error(error)
     headers = {"x-should-retry": "true" if error.kind == "overloaded" else "false"}
     response = web.Response(status=status, body=body, content_type=_JSON, headers=headers)
-    if isinstance(error, _Unpackable):
+    if isinstance(error, _Broken):
         response.force_close()
     return response

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from sandlot.chat.continuity import Continuity, Match
-from sandlot.chat.messages import digest
+from sandlot.chat.messages import Message, digest
 from sandlot.engine.base import Generation, SamplingParams
 from sandlot.errors import ContextOverflowError, EngineError, ModelError
 from sandlot.gateway.answering import Taken, take
@@ -82,6 +82,7 @@ class Session:
         self._stored: dict[str, Stored] = {}
         self._claimed = 0
         self._slots = asyncio.Semaphore(limits.concurrent)
+        self._rendering = asyncio.Lock()
         self._opened_monotonic = time.monotonic()
 
     # -- the agent's side ---------------------------------------------------------------------------------------
@@ -167,13 +168,14 @@ class Session:
 
     async def _run(self, request: ChatRequest, match: Match, identity: bytes, call_prefix: str, call: Call) -> Told:
         try:
+            prompt, new_ids = await self._prompt(match, request)
+            room = self.policy.max_context - len(prompt)
+            if room <= 0:
+                raise ContextOverflowError(len(prompt), self.policy.max_context)
+            self._check_limits()  # rendering took time: the session may have been sealed meanwhile
+            call.prepared.set_result(len(prompt))  # before it waits for others, so that its client is kept alive
             async with self._slots:
-                prompt, new_ids = await self._prompt(match, request)
-                room = self.policy.max_context - len(prompt)
-                if room <= 0:
-                    raise ContextOverflowError(len(prompt), self.policy.max_context)
-                self._check_limits()  # rendering took time: the session may have been sealed meanwhile
-                call.prepared.set_result(len(prompt))
+                self._check_limits()
                 self._claimed += 1  # from here on this call counts against the limit of turns
                 try:
                     async with self._admit(len(prompt)), self._gate() as version:
@@ -228,15 +230,21 @@ class Session:
         if match.turn is not None and fmt.can_extend:
             output = self.tree[match.turn].output_ids.tolist()
             names = self._call_names(match.turn)
-            if sum(len(message.text) for message in match.new) <= _SHORT:
+            if (size := _size(match.new)) <= _SHORT:
                 tail = fmt.extend(output, names, match.new, request.tools)
             else:
-                tail = await self._in_thread(fmt.extend, output, names, match.new, request.tools)
+                tail = await self._rendered(size, fmt.extend, output, names, match.new, request.tools)
             if tail is not None:
                 new = ids_array(tail)
                 return self._prompts.continued(match.turn, new), new
-        whole: PromptIds = await self._in_thread(lambda: PromptIds.of(fmt.render(request.messages, request.tools)))
+        size = _size(request.messages)
+        whole: PromptIds = await self._rendered(size, lambda: PromptIds.of(fmt.render(request.messages, request.tools)))
         return whole, whole.array
+
+    async def _rendered(self, size: int, render: Callable[..., Any], *args: Any) -> Any:
+        """What `render` gives, off the event loop; one at a time, so that other sessions have their turn between."""
+        async with self._rendering:
+            return await self._in_thread(render, *args, size=size)
 
     async def _commit(self, asked: Asked, generation: Generation) -> Told:
         proof = self._prompts.hashed(asked.continued, asked.prompt)
@@ -328,6 +336,11 @@ class Session:
         counters.engine_error = ""
         for status in turn.parse:
             counters.calls[status] = counters.calls.get(status, 0) + 1
+
+
+def _size(messages: Sequence[Message]) -> int:
+    """Characters that they tell."""
+    return sum(len(message.text) for message in messages)
 
 
 def _nothing() -> None: ...
