@@ -21,6 +21,9 @@ evaluation.
 
 Finish = Literal["stop", "tool_calls", "length"]
 
+_BREAKS = [(mark.encode(), b"\\u%04x" % ord(mark)) for mark in ("\x85", "\u2028", "\u2029")]
+"""What some clients take for the end of a line, and so of an event, as JSON escapes."""
+
 
 @dataclass(frozen=True)
 class Sent:
@@ -63,4 +66,7 @@ def encode(value: Any) -> bytes:
 def event(data: Any, name: str = "") -> bytes:
     """One server-sent event."""
     head = f"event: {name}\n".encode() if name else b""
-    return head + b"data: " + encode(data) + b"\n\n"
+    text = encode(data)
+    for line_break, escape in _BREAKS:
+        text = text.replace(line_break, escape)
+    return head + b"data: " + text + b"\n\n"
