@@ -25,8 +25,10 @@ class Model:
         self.table = self.rng.standard_normal((VOCAB, VOCAB)) * sharpness
         self.scores_given = True
 
-    def _logprobs(self, before: int, temperature: float) -> np.ndarray:
+    def _logprobs(self, before: int, temperature: float, top_k: int = -1) -> np.ndarray:
         x = self.table[before] / temperature
+        if top_k > 0:
+            x = np.where(x < np.sort(x)[-top_k], -np.inf, x)
         return x - x.max() - np.log(np.exp(x - x.max()).sum())
 
     async def info(self) -> EngineInfo:
@@ -35,10 +37,11 @@ class Model:
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams, **_: Any) -> Generation:
         ids, values, before = [], [], prompt_ids[-1]
         for _ in range(min(self.length, sampling.max_tokens or 1)):
-            drawn = self._logprobs(before, sampling.temperature)
+            drawn = self._logprobs(before, sampling.temperature, sampling.top_k)
             token = int(self.rng.choice(VOCAB, p=np.exp(drawn)))
             raw = self._logprobs(before, 1.0)[token]
-            values.append(float({"processed": drawn[token], "raw": raw}.get(self.mode, drawn[token])))
+            told = {"raw": raw, "untruncated": self._logprobs(before, sampling.temperature)[token]}
+            values.append(float(told.get(self.mode, drawn[token])))
             ids.append(token)
             before = token
         if self.mode == "shifted":
@@ -82,6 +85,14 @@ async def test_raw_logprobs_are_refused_where_they_would_be_wrong(sampling: Samp
     with pytest.raises(ConfigError, match="--logprobs-mode processed_logprobs"):
         await probe(Model("raw"), sampling)
     assert await probe(Model("processed"), sampling) == "processed"
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(top_p=0.9), SamplingParams(top_k=50, temperature=0.7)])
+async def test_logprobs_from_before_truncation_are_refused_where_the_run_truncates(sampling: SamplingParams) -> None:
+    with pytest.raises(ConfigError, match="sample without truncation"):
+        await probe(Model("untruncated"), sampling)
+    assert await probe(Model("untruncated"), WARM) == "processed"
+    assert await probe(Model("processed", noise=0.01), sampling) == "processed"
 
 
 async def test_short_answers_are_repeated_until_there_is_enough() -> None:

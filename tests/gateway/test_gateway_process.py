@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -109,6 +112,25 @@ def test_the_control_side_refuses_what_makes_no_sense(served: Served) -> None:
     assert served.control("POST", "/control/sessions", {"session_id": "../etc"}).status_code == 400
     assert served.control("DELETE", f"/control/sessions/{session_id}").status_code == 204
     assert served.control("GET", f"/control/sessions/{session_id}").status_code == 404
+
+
+def journals_open(pid: int) -> int:
+    """Files of the run that a process and its workers hold open."""
+    pids = [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
+    names = []
+    for fd in (fd for one in pids for fd in Path(f"/proc/{one}/fd").iterdir()):
+        with contextlib.suppress(FileNotFoundError):
+            names.append(os.readlink(fd))
+    return sum(name.endswith(".jsonl.gz") for name in names)
+
+
+def test_sessions_deleted_without_an_outcome_leave_no_file_open(served: Served) -> None:
+    before = journals_open(served.process.pid)
+    opened = [served.open()[0] for _ in range(3)]
+    assert journals_open(served.process.pid) == before + 3
+    for session_id in opened:
+        served.control("DELETE", f"/control/sessions/{session_id}")
+    assert journals_open(served.process.pid) == before
 
 
 def test_pause_resume_health_and_metrics(served: Served) -> None:

@@ -21,6 +21,7 @@ class Kept:
     delivered_ids: list[str] = field(default_factory=list)
     events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     seals: list[dict[str, Any]] = field(default_factory=list)
+    closed: int = 0
     on_turn: Callable[[Turn], None] | None = None
 
     def turn(self, turn: Turn) -> None:
@@ -36,6 +37,9 @@ class Kept:
 
     def sealed(self, detail: Mapping[str, Any]) -> None:
         self.seals.append(dict(detail))
+
+    def close(self) -> None:
+        self.closed += 1
 
 
 @dataclass

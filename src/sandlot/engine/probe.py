@@ -25,8 +25,8 @@ async def probe(engine: Engine, sampling: SamplingParams, *, prompt_ids: Sequenc
     """The mode of the engine's logprobs, measured: `processed`, `raw`, or `unknown` where it cannot be told.
 
     Samples some tokens at temperature 0.7 and scores them again at 1. Raises `ConfigError` if they are raw while the
-    run's `sampling` has another temperature than 1 or truncates, and `EngineEvidenceError` if they fit neither.
-    `prompt_ids` is what is continued; any ids of the vocabulary do.
+    run's `sampling` has another temperature than 1 or truncates, or know nothing of truncation while it truncates, and
+    `EngineEvidenceError` if they fit neither. `prompt_ids` is what is continued; any ids of the vocabulary do.
     """
     sampled: list[float] = []
     scored: list[float] = []
@@ -52,12 +52,30 @@ async def probe(engine: Engine, sampling: SamplingParams, *, prompt_ids: Sequenc
             "the engine's logprobs belong neither to what it samples nor to its model "
             "(a test of 32 tokens at temperature 0.7, scored again at 1): use another version of it"
         )
+    require_sampled(mode, sampling)
+    if sampling.top_p < 1 or sampling.top_k > 0:
+        await _probe_truncation(engine, prompt_ids)
+    return mode
+
+
+async def _probe_truncation(engine: Engine, prompt_ids: Sequence[int]) -> None:
+    """Where one token is left to choose from, it is certain."""
+    only = SamplingParams(top_k=1, max_tokens=_TOKENS)
+    done = await engine.generate(prompt_ids, only, request_id=f"probe-{uuid.uuid4().hex}", session_id="probe")
+    if min(done.logprobs) < -_NOISE:
+        raise ConfigError(
+            "the engine gives logprobs from before top-p and top-k, which would make every importance ratio wrong: "
+            "use another version of it, or sample without truncation"
+        )
+
+
+def require_sampled(mode: str, sampling: SamplingParams) -> None:
+    """Raise `ConfigError` if logprobs of this mode are not those of what is sampled so."""
     if mode == "raw" and not is_plain(sampling):
         raise ConfigError(
             "the engine gives logprobs from before temperature and truncation, which would make every importance ratio "
             "wrong: start vLLM with --logprobs-mode processed_logprobs, or sample at temperature 1 without truncation"
         )
-    return mode
 
 
 def is_plain(sampling: SamplingParams) -> bool:

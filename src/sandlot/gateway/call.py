@@ -27,6 +27,9 @@ class Recorder(Protocol):
 
     def sealed(self, detail: Mapping[str, Any]) -> None: ...
 
+    def close(self) -> None:
+        """Let go of what it holds: the session is deleted, sealed or not."""
+
 
 @dataclass(frozen=True)
 class Policy:

@@ -31,9 +31,9 @@ class _Strict(BaseModel):
 class _Sampling(_Strict):
     temperature: float = Field(1.0, ge=0)
     top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = -1
+    top_k: int = Field(-1, ge=-1)
     max_tokens: int | None = Field(None, gt=0)
-    seed: int | None = None
+    seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
 
 
 class _Limits(_Strict):
@@ -185,7 +185,7 @@ def _authorized(admin_key: str) -> Any:
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.path != "/healthz":
             given = request.headers.get("Authorization", "")
-            if not hmac.compare_digest(given.encode(), f"Bearer {admin_key}".encode()):
+            if not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), f"Bearer {admin_key}".encode()):
                 return json_answer({"error": "the control side needs its admin key as a bearer token"}, status=401)
         return await handler(request)
 
@@ -213,7 +213,10 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
 async def body_of(request: web.Request, model: type[T]) -> T:
     """The JSON body of a request; an empty one has every default."""
     raw = await request.read()
-    return model.model_validate(msgspec.json.decode(raw) if raw.strip() else {})
+    try:
+        return model.model_validate(msgspec.json.decode(raw) if raw.strip() else {})
+    except RecursionError as error:
+        raise msgspec.DecodeError("it is nested too deeply") from error
 
 
 def prometheus(text: bytes) -> web.Response:

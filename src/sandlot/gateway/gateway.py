@@ -16,6 +16,7 @@ from typing import Any
 from aiohttp import web
 
 from sandlot.engine.base import SamplingParams
+from sandlot.engine.probe import require_sampled
 from sandlot.engine.resumable import PauseMode, ResumableEngine
 from sandlot.errors import ConfigError
 from sandlot.gateway.admission import Budget, check_room
@@ -65,6 +66,8 @@ class NoRecorder:
 
     def sealed(self, detail: Mapping[str, Any]) -> None: ...
 
+    def close(self) -> None: ...
+
 
 class Gateway:
     """Serves agents on any number of sockets. One event loop; use as an async context manager.
@@ -94,7 +97,7 @@ class Gateway:
         self.sessions: dict[str, Session] = {}
         self._recorder = recorder or (lambda session_id, header: NoRecorder())
         self._keys: dict[bytes, Session] = {}
-        self._finished: dict[str, Finished] = {}
+        self._finishing: dict[str, asyncio.Task[Finished]] = {}
         self._runners: list[web.AppRunner] = []
         self.reading = Budget(self.limits.reading_bytes)
         self.at_engine = Budget(self.limits.engine_tokens)
@@ -119,10 +122,12 @@ class Gateway:
     ) -> Opened:
         """Open a session; `recorder` keeps its turns instead of the gateway's own.
 
-        Raises `ConfigError` when the id is taken or the gateway is full.
+        Raises `ConfigError` when the id is taken or the gateway is full, or when the engine's logprobs are not those of
+        what would be sampled.
         """
         session_id = session_id or secrets.token_hex(12)
         check_room(session_id, self.sessions, self.limits.sessions)
+        require_sampled(self.policy.logprobs_mode, sampling or self.policy.sampling)
         policy = replace(
             self.policy,
             sampling=sampling or self.policy.sampling,
@@ -181,40 +186,49 @@ class Gateway:
     ) -> Finished:
         """Seal the session and give its audited samples. Idempotent: the first answer is kept.
 
-        Raises `AuditError` when a sample does not prove what it claims; nothing leaves then.
+        It goes on when the caller is cancelled; whoever asks again gets its outcome. Raises `AuditError` when a sample
+        does not prove what it claims; nothing leaves then.
         """
-        if session_id in self._finished:
-            return self._finished[session_id]
         session = self.session(session_id)
+        task = self._finishing.get(session_id)
+        if task is None or (task.done() and task.exception() is not None):  # what failed may pass, like a full disk
+            work = self._finish(session, reward, episode_id or session_id, group_id, dict(metadata or {}))
+            task = self._finishing[session_id] = asyncio.create_task(work)
+        return await asyncio.shield(task)
+
+    async def _finish(
+        self, session: Session, reward: float | None, episode_id: str, group_id: str, metadata: dict[str, Any]
+    ) -> Finished:
         await session.seal(self.limits.drain)
-        if session_id in self._finished:  # a second finish came while the first was sealing
-            return self._finished[session_id]
         turns = session.recorded_turns()
-        merged = {**session.metadata, **(metadata or {})}
         samples = await self.in_thread(
             functools.partial(
                 linearize,
                 turns,
-                episode_id=episode_id or session_id,
+                episode_id=episode_id,
                 group_id=group_id,
                 reward=reward,
-                metadata=merged,
+                metadata={**session.metadata, **metadata},
             )
         )
         report: AuditReport = await self.in_thread(audit, turns, samples)
         report.raise_for_violations()
-        finished = self._finished.setdefault(session_id, Finished(samples, report))
-        await session.record_seal({"reward": reward, "metadata": dict(metadata or {})})
-        return finished
+        await session.record_seal({"reward": reward, "metadata": metadata})
+        return Finished(samples, report)
 
     async def delete(self, session_id: str) -> None:
         """Forget a session and its key. What is in flight is aborted."""
         session = self.session(session_id)
         await session.seal(self.limits.drain)
+        if (finishing := self._finishing.get(session_id)) is not None:
+            await asyncio.wait({finishing})
+        if self.sessions.get(session_id) is not session:
+            return  # somebody else deleted it meanwhile
         self.metrics.forget(session_id)
-        self.sessions.pop(session_id, None)
-        self._finished.pop(session_id, None)
+        self.sessions.pop(session_id)
+        self._finishing.pop(session_id, None)
         self._keys = {key: other for key, other in self._keys.items() if other is not session}
+        await session.close()
 
     # -- weight updates -----------------------------------------------------------------------------------------
 
@@ -288,6 +302,7 @@ class Gateway:
     async def close(self) -> None:
         """Seal every session, stop serving."""
         await asyncio.gather(*(session.seal(self.limits.drain) for session in self.sessions.values()))
+        await asyncio.gather(*self._finishing.values(), return_exceptions=True)
         await asyncio.gather(*(runner.cleanup() for runner in self._runners))
         self._threads.shutdown(wait=True)
         self._large.shutdown(wait=True)

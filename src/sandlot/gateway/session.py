@@ -151,6 +151,10 @@ class Session:
         """Close the session's journal with its outcome."""
         await self._ledger.run(self._ledger.recorder.sealed, detail)
 
+    async def close(self) -> None:
+        """Record nothing more."""
+        await self._ledger.run(self._ledger.recorder.close)
+
     def recorded_turns(self) -> list[Turn]:
         """All turns in the order they were recorded, each with whether it was delivered."""
         return [replace(turn, delivered=turn.id in self.delivered_turns) for turn in self.turns]

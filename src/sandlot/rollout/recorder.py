@@ -36,3 +36,6 @@ class JournalRecorder:
 
     def sealed(self, detail: Mapping[str, Any]) -> None:
         self._journal.append(SealedRecord(reward=detail.get("reward"), metadata=dict(detail.get("metadata") or {})))
+
+    def close(self) -> None:
+        """The journal is its owner's, who goes on with it."""

@@ -54,9 +54,13 @@ class _RunRecorder(JournalRecorder):
         super().__init__(self._own)
 
     def sealed(self, detail: Mapping[str, Any]) -> None:
-        super().sealed(detail)
+        if not self._own.sealed:  # a try before may have failed after this
+            super().sealed(detail)
         self._own.close()
         self._run.complete(self._episode_id)
+
+    def close(self) -> None:
+        self._own.close()
 
 
 async def serve_gateway(

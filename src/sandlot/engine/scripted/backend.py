@@ -67,6 +67,8 @@ class ScriptedBackend:
             ids, reason, stop = [], "abort", None
         before = (request.token_ids[-1], *ids)
         values = [logprob(b, i, request.sampling.temperature) for b, i in zip(before, ids, strict=False)]
+        if request.sampling.top_k == 1:
+            values = [0.0] * len(ids)  # there was nothing else to choose
         scored = [None, *(logprob(b, i) for b, i in zip(request.token_ids, request.token_ids[1:], strict=False))]
         return Completion(
             output_ids=ids,

@@ -1,0 +1,163 @@
+"""The control side: sessions finished and deleted by several at once, by clients that leave, on disks that fill up."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from sandlot.engine import SamplingParams
+from sandlot.errors import ConfigError, JournalError
+from sandlot.gateway.control import control_app
+from sandlot.trajectory.samples import linearize
+from support.rig import Kept, MakeRig, Rig, ask
+
+ADMIN = {"Authorization": "Bearer admin"}
+
+
+@dataclass
+class Failing(Kept):
+    """A recorder whose first seals fail."""
+
+    failing: int = 1
+
+    def sealed(self, detail: Mapping[str, Any]) -> None:
+        if self.failing:
+            self.failing -= 1
+            raise JournalError("the disk is full")
+        super().sealed(detail)
+
+
+class Held:
+    """Linearizing that begins, and goes on when it may."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.go = asyncio.Event(), threading.Event()
+        loop = asyncio.get_running_loop()
+
+        def held(*args: Any, **options: Any) -> Any:
+            loop.call_soon_threadsafe(self.begun.set)
+            assert self.go.wait(30)
+            return linearize(*args, **options)
+
+        monkeypatch.setattr("sandlot.gateway.gateway.linearize", held)
+
+
+class Control:
+    def __init__(self, rig: Rig, port: int) -> None:
+        self.rig, self.url = rig, f"http://127.0.0.1:{port}"
+
+    async def __call__(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
+        sent = ADMIN | headers
+        async with self.rig.http.request(method, f"{self.url}{path}", json=body, headers=sent) as reply:
+            return reply.status, await reply.json() if reply.content_type == "application/json" else None
+
+    async def metric(self, name: str) -> float:
+        async with self.rig.http.get(f"{self.url}/metrics", headers=ADMIN) as reply:
+            return next(float(line.split()[1]) for line in (await reply.text()).splitlines() if line.startswith(name))
+
+
+async def control(rig: Rig) -> Control:
+    return Control(rig, await rig.gateway.serve_app(control_app(rig.gateway, "admin", rig.url), "127.0.0.1", 0))
+
+
+async def one_turn(rig: Rig, key: str) -> None:
+    async with rig.http.post(f"{rig.url}/v1/messages", json=ask("hi"), headers={"x-api-key": key}) as reply:
+        assert reply.status == 200, await reply.text()
+
+
+async def test_a_finish_goes_on_when_its_client_leaves(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = await make_rig()
+    told, kept, held = await control(rig), Kept(), Held(monkeypatch)
+    opened = rig.gateway.open("e", recorder=kept)
+    await one_turn(rig, opened.api_key)
+    leaving = asyncio.ensure_future(told("POST", "/control/sessions/e/finish", {"reward": 1.0}))
+    await held.begun.wait()
+    leaving.cancel()
+    await asyncio.wait({leaving})
+    again = [asyncio.ensure_future(told("POST", "/control/sessions/e/finish", {"reward": 0.0})) for _ in range(2)]
+    held.go.set()
+    for status, finished in await asyncio.gather(*again):
+        assert (status, [s["reward"] for s in finished["samples"]]) == (200, [1.0])
+    assert [seal["reward"] for seal in kept.seals] == [1.0]
+
+
+async def test_a_finish_that_could_not_be_recorded_can_be_asked_for_again(make_rig: MakeRig) -> None:
+    rig = await make_rig()
+    told, kept = await control(rig), Failing()
+    opened = rig.gateway.open("e", recorder=kept)
+    await one_turn(rig, opened.api_key)
+    assert await told("POST", "/control/sessions/e/finish", {}) == (409, {"error": "the disk is full"})
+    status, finished = await told("POST", "/control/sessions/e/finish", {"reward": 0.5})
+    assert (status, len(finished["samples"]), [s["reward"] for s in kept.seals]) == (200, 1, [0.5])
+
+
+async def test_a_session_is_deleted_once_whoever_asks_for_it(make_rig: MakeRig) -> None:
+    rig = await make_rig()
+    told, kept = await control(rig), Kept()
+    opened = rig.gateway.open("e", recorder=kept)
+    await one_turn(rig, opened.api_key)
+    turns = await told.metric("sandlot_turns_total")
+    rig.engine.hold = True
+    rig.engine.asked.clear()
+    calling = asyncio.ensure_future(
+        rig.http.post(f"{rig.url}/v1/messages", json=ask("wait"), headers={"x-api-key": opened.api_key})
+    )
+    await rig.engine.asked.wait()
+    gone = await asyncio.gather(*(told("DELETE", "/control/sessions/e") for _ in range(3)))
+    assert {status for status, _ in gone} <= {204, 404}
+    assert 204 in [status for status, _ in gone]
+    assert kept.closed == 1
+    assert await told.metric("sandlot_turns_total") == turns
+    assert (await calling).status == 403
+
+
+async def test_what_is_deleted_while_it_finishes_leaves_nothing_to_the_next_of_its_name(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = await make_rig()
+    told, kept, held = await control(rig), Kept(), Held(monkeypatch)
+    opened = rig.gateway.open("e", recorder=kept)
+    await one_turn(rig, opened.api_key)
+    finishing = asyncio.ensure_future(told("POST", "/control/sessions/e/finish", {}))
+    await held.begun.wait()
+    deleting = asyncio.ensure_future(told("DELETE", "/control/sessions/e"))
+    await asyncio.sleep(0)
+    held.go.set()
+    assert [(await finishing)[0], (await deleting)[0]] == [200, 204]
+    assert (len(kept.seals), kept.closed) == (1, 1)
+    assert (await told("POST", "/control/sessions", {"session_id": "e"}))[0] == 201
+    assert (await told("POST", "/control/sessions/e/finish", {}))[1]["samples"] == []
+
+
+async def test_sampling_whose_logprobs_the_engine_would_not_give_is_refused(make_rig: MakeRig) -> None:
+    rig = await make_rig()
+    told = await control(rig)
+    rig.gateway.policy = replace(rig.gateway.policy, logprobs_mode="raw")
+    for sampling in ({"temperature": 0.7}, {"top_p": 0.9}, {"top_k": 5}):
+        status, answer = await told("POST", "/control/sessions", {"sampling": sampling})
+        assert (status, "processed_logprobs" in answer["error"]) == (409, True)
+    assert (await told("POST", "/control/sessions", {"sampling": {"max_tokens": 5}}))[0] == 201
+    with pytest.raises(ConfigError, match="temperature 1 without truncation"):
+        rig.gateway.open(sampling=SamplingParams(temperature=0.5))
+
+
+async def test_odd_keys_and_bodies_are_refused_like_any_other(make_rig: MakeRig) -> None:
+    rig = await make_rig()
+    told = await control(rig)
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(told.url.rsplit(":", 1)[1]))
+    writer.write(b"GET /metrics HTTP/1.1\r\nHost: h\r\nConnection: close\r\nAuthorization: Bearer \xff\xfe\r\n\r\n")
+    assert (await reader.read()).startswith(b"HTTP/1.1 401 ")
+    writer.close()
+    for body, says in (
+        (b'{"metadata":{"a":"\xff"}}', "no JSON"),
+        (b'{"metadata":' + b'{"a":' * 5000 + b"1" + b"}" * 5001, "nested too deeply"),
+        (b'{"sampling":{"top_k":-7}}', "sampling.top_k"),
+        (b'{"sampling":{"seed":36893488147419103232}}', "sampling.seed"),
+    ):
+        async with rig.http.post(f"{told.url}/control/sessions", data=body, headers=ADMIN) as reply:
+            assert (reply.status, says in (await reply.json())["error"]) == (400, True)
