@@ -154,7 +154,7 @@ async def test_a_turn_that_is_dropped_is_a_branch_of_its_own(
 
 
 async def test_calls_that_the_client_runs_in_a_form_of_its_own(make_rig: MakeRig, tmp_path: Path) -> None:
-    """What Claude Code fills in, renames, strips and leaves out before it runs a call is in its history from then on."""
+    """What Claude Code fills in, renames and leaves out before it runs a call is in its history from then on."""
     work = tmp_path / "work"
     said = [
         call_text("Bash", {"command": f"cd {work} && printf 'a\\nb\\n' > a.txt && find . -exec ls {{}} \\\\;"}),

@@ -9,8 +9,8 @@ agent, its sub-agents, side calls, a compacted history) finds its own turn, what
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from operator import is_
 
@@ -23,7 +23,8 @@ class Match:
 
     `turn` is the last own turn in its history (None: there is none), `new` the messages after that turn. `key` stands
     for the whole request: equal keys are the same question under the same history. `fork` says why the request is no
-    plain continuation, with the first difference; it is empty for the first request of a session.
+    plain continuation, with the first difference; it is empty for the first request of a session. `path` are the keys
+    before and after each message, `edits` what is wrong with messages that have a mark of ours.
     """
 
     turn: str | None
@@ -31,6 +32,7 @@ class Match:
     key: bytes
     fork: str = ""
     path: tuple[bytes, ...] = ()
+    edits: Mapping[int, str] = field(default_factory=dict)
 
 
 _WALKS = 4
@@ -148,9 +150,26 @@ class Continuity:
         self._walks = [walk, *self._walks[: _WALKS - 1]]
         path = walk.path
         turn, at = walk.found[-1] or (None, -1)
-        new = tuple(messages[at + 1 :])
-        fork = self._fork_reason(turn, new, messages, path, edits)
-        return Match(turn, new, path[-1], fork, tuple(path))
+        found = Match(turn, tuple(messages[at + 1 :]), path[-1], "", tuple(path), edits)
+        return replace(found, fork=self.fork(found, messages))
+
+    def fork(self, match: Match, messages: Sequence[Message]) -> str:
+        """Why the request is no plain continuation of what is recorded by now; see `Match`."""
+        if not self._own:
+            return ""
+        onward = match.turn is not None and match.turn not in self._continued
+        if onward and not any(message.role == "assistant" for message in match.new):
+            return ""
+        if match.path[0] not in self._known:
+            return "other tools are offered"
+        at = next((i for i, key in enumerate(match.path[1:]) if key not in self._known), None)
+        if at is None:
+            return "the same history again"
+        if at in match.edits:
+            return match.edits[at]
+        message = messages[at]
+        excerpt = " ".join(message.text.split())[:80]
+        return f"message {at} ({message.role}) differs: {excerpt!r}"
 
     def record(self, match: Match, turn_id: str, told: Message, statuses: Sequence[CallStatus] = ()) -> None:
         """Remember a turn sampled for `match`. `told` is the assistant message as the agent was told it, with all marks
@@ -202,7 +221,7 @@ class Continuity:
         if marked:
             own = self._own[marked.pop()]
             if own.key != key:
-                return None  # the history before it was edited: `_fork_reason` names the first difference
+                return None  # the history before it was edited: `fork` names the first difference
             if difference := own.edited(message, marked=True):
                 edits[index] = f"message {index}: {difference} of turn {own.id}"
                 return None
@@ -213,29 +232,6 @@ class Continuity:
             if own.edited(message, marked=False) is None:
                 return own
         return None
-
-    def _fork_reason(
-        self,
-        turn: str | None,
-        new: tuple[Message, ...],
-        messages: Sequence[Message],
-        path: list[bytes],
-        edits: dict[int, str],
-    ) -> str:
-        if not self._own or (
-            turn is not None and turn not in self._continued and not any(m.role == "assistant" for m in new)
-        ):
-            return ""
-        if path[0] not in self._known:
-            return "other tools are offered"
-        at = next((i for i, key in enumerate(path[1:]) if key not in self._known), None)
-        if at is None:
-            return "the same history again"
-        if at in edits:
-            return edits[at]
-        message = messages[at]
-        excerpt = " ".join(message.text.split())[:80]
-        return f"message {at} ({message.role}) differs: {excerpt!r}"
 
 
 def _same_arguments(one: ToolCall, other: ToolCall) -> bool:

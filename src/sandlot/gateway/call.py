@@ -73,13 +73,14 @@ class Told:
 
 @dataclass
 class Call:
-    """One call in flight. Used as a context manager by each handler that waits for it: when the last one leaves
-    before the turn is recorded, the call is cancelled and with it the engine's work."""
+    """One call in flight. Used as a context manager by each handler that waits for it: when the last one leaves, the
+    call is cancelled and with it the engine's work, unless it is `kept`: sampled, and being recorded."""
 
     head: Head
     prepared: asyncio.Future[int]
     abandon: Callable[[], None] = field(init=False)
     task: asyncio.Task[Told] = field(init=False)
+    kept: bool = False
     _waiters: int = 0
 
     def __enter__(self) -> Call:
@@ -88,7 +89,7 @@ class Call:
 
     def __exit__(self, *exc: object) -> None:
         self._waiters -= 1
-        if self._waiters == 0 and not self.task.done():
+        if self._waiters == 0 and not self.kept and not self.task.done():
             self.abandon()
 
     async def ready(self) -> Head:

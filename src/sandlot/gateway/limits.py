@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 class SessionLimits:
     """Upper bounds of one session; None is no bound. `wall_clock` in seconds since the session was opened.
 
-    `tokens` counts sampled tokens. `concurrent` calls beyond it wait for their turn. `body_bytes` of one request lowers
-    the gateway's own bound.
+    `tokens` counts sampled tokens; a call waits while others in flight may still need those that are left.
+    `concurrent` calls beyond it wait for their turn. `body_bytes` of one request lowers the gateway's own bound.
     """
 
     turns: int | None = None

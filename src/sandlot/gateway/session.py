@@ -12,8 +12,8 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -24,9 +24,11 @@ from sandlot.errors import ContextOverflowError, EngineError, ModelError
 from sandlot.gateway.answering import Taken, take
 from sandlot.gateway.bodies import Bodies
 from sandlot.gateway.call import Asked, Call, Counters, Policy, Recorder, Told
+from sandlot.gateway.deliveries import Deliveries
 from sandlot.gateway.ledger import Ledger
 from sandlot.gateway.limits import SessionLimits
 from sandlot.gateway.prompts import Prompts
+from sandlot.gateway.spending import Spending
 from sandlot.gateway.wire.base import ChatRequest, Head, Stored, WireError
 from sandlot.ids import Ids, PromptIds, ids_array
 from sandlot.trajectory.tree import SessionTree
@@ -37,6 +39,8 @@ _SHORT = 8_000
 """Characters of new text up to which it is rendered on the event loop, which is quicker than asking a thread."""
 _SHORT_ANSWER = 2_000
 """Sampled tokens up to which an answer is parsed on the event loop."""
+_LAST_BYTES_S = 2.0
+"""How long a sealed session waits for answers that are being written."""
 _SEALED = "this session is sealed; no more calls are answered"
 
 
@@ -66,9 +70,9 @@ class Session:
         self.tree = SessionTree()
         self.forks: list[tuple[str, str]] = []
         self.turns: list[Turn] = []
-        self.delivered_turns: set[str] = set()
         self.sealed = False
         self._ledger = Ledger(recorder, in_writer or in_thread)
+        self.delivered_turns = Deliveries(self._ledger.delivered)
         self.bodies = Bodies()
         self._continuity = Continuity()
         self._prompts = Prompts(self.tree)
@@ -82,6 +86,8 @@ class Session:
         self._stored: dict[str, Stored] = {}
         self._claimed = 0
         self._slots = asyncio.Semaphore(limits.concurrent)
+        self._spending = Spending(limits.tokens, self.counters)
+        self._recording = asyncio.Lock()
         self._rendering = asyncio.Lock()
         self._opened_monotonic = time.monotonic()
 
@@ -120,22 +126,9 @@ class Session:
         """The conversation up to an answer, where its request let it be stored."""
         return self._stored.get(answer_id)
 
-    @contextlib.contextmanager
-    def delivering(self, turn_id: str) -> Iterator[None]:
-        """Around the writing of a turn's last bytes. It is delivered unless the connection breaks here.
-
-        The mark is set first, since the client may act on the last byte before the writer gets to say that it is out.
-        """
-        first = turn_id not in self.delivered_turns
-        self.delivered_turns.add(turn_id)
-        try:
-            yield
-        except BaseException:
-            if first:
-                self.delivered_turns.discard(turn_id)
-            raise
-        if first:
-            self._ledger.delivered(turn_id)
+    def delivering(self, turn_id: str) -> AbstractContextManager[None]:
+        """Around the writing of a turn's last bytes. It is delivered unless the connection breaks here."""
+        return self.delivered_turns.writing(turn_id)
 
     # -- the control side ---------------------------------------------------------------------------------------
 
@@ -144,8 +137,11 @@ class Session:
         self.sealed = True
         for task in self._tasks:
             task.cancel()
-        if waiting := {*self._tasks, *self._ledger.flush()}:
-            await asyncio.wait(waiting, timeout=timeout)
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=timeout)
+        await self.delivered_turns.close(min(timeout, _LAST_BYTES_S))
+        if writing := self._ledger.flush():
+            await asyncio.wait(writing, timeout=timeout)
 
     async def record_seal(self, detail: Mapping[str, Any]) -> None:
         """Close the session's journal with its outcome."""
@@ -178,18 +174,21 @@ class Session:
                 raise ContextOverflowError(len(prompt), self.policy.max_context)
             self._check_limits()  # rendering took time: the session may have been sealed meanwhile
             call.prepared.set_result(len(prompt))  # before it waits for others, so that its client is kept alive
-            async with self._slots:
+            async with self._slots, self._spending.hold(self._most(request, room)) as most:
                 self._check_limits()
                 self._claimed += 1  # from here on this call counts against the limit of turns
                 try:
                     async with self._admit(len(prompt)), self._gate() as version:
-                        sampling = self.policy.sampling.capped(min([room, *self._token_caps(request)]))
+                        sampling = self.policy.sampling.capped(most)
                         generation = await self._generate(prompt, sampling, call.head.id)
                     asked = Asked(request, match, identity, call_prefix, call.head, prompt, new_ids, sampling, version)
+                    call.kept = True
                     commit = asyncio.ensure_future(self._commit(asked, generation))
                     while not commit.done():  # the turn exists or does not exist as a whole, whoever goes away
                         with contextlib.suppress(asyncio.CancelledError):
                             await asyncio.shield(commit)
+                    if self.sealed:
+                        raise WireError("budget", _SEALED)
                     return commit.result()
                 finally:
                     self._claimed -= 1
@@ -251,6 +250,11 @@ class Session:
             return await self._in_thread(render, *args, size=size)
 
     async def _commit(self, asked: Asked, generation: Generation) -> Told:
+        async with self._recording:  # one at a time: why a turn forks depends on those before it
+            fork = self._continuity.fork(asked.match, asked.request.messages)
+            return await self._record(replace(asked, match=replace(asked.match, fork=fork)), generation)
+
+    async def _record(self, asked: Asked, generation: Generation) -> Told:
         proof = self._prompts.hashed(asked.continued, asked.prompt)
         if len(generation.output_ids) <= _SHORT_ANSWER:
             taken = self._take(asked, generation, proof.hexdigest())
@@ -322,11 +326,10 @@ class Session:
             counters.stopped_by = spent
             raise WireError("budget", f"the budget of this session is spent: {spent}; finish now, do not retry")
 
-    def _token_caps(self, request: ChatRequest) -> Sequence[int]:
-        caps = [c for c in (request.max_tokens, self.policy.sampling.max_tokens) if c is not None]
-        if self.limits.tokens is not None:
-            caps.append(self.limits.tokens - self.counters.sampled_tokens)
-        return [max(1, c) for c in caps]
+    def _most(self, request: ChatRequest, room: int) -> int:
+        """How many tokens a request may be answered with at most."""
+        caps = (request.max_tokens, self.policy.sampling.max_tokens)
+        return min([room, *(max(1, cap) for cap in caps if cap is not None)])
 
     def _call_names(self, turn_id: str) -> list[str]:
         told = self._continuity.told(turn_id)
