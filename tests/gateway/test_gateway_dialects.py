@@ -101,6 +101,26 @@ async def test_codex_edits_a_file_in_one_branch(make_rig: MakeRig, stream: bool)
     await proven(rig)
 
 
+async def test_a_deferred_tool_is_found_and_called_in_one_branch(make_rig: MakeRig) -> None:
+    """As Claude Code declares those it has found, which the request before had not."""
+    rig = await make_rig(script(call_text("ToolSearch", {"query": "fetch"}), call_text("WebFetch", {}), "Done."))
+    search = {"name": "ToolSearch", "input_schema": {"type": "object"}}
+    late = [{**search, "name": name, "defer_loading": True} for name in ("WebFetch", "Placeholder")]
+    body = ask("go", tools=False)
+    for found in ([{"type": "tool_reference", "tool_name": "WebFetch"}], "fetched", None):
+        body["tools"] = [search, *(late[1:] if len(body["messages"]) == 1 else late)]
+        status, told = await rig.messages(body)
+        assert status == 200, told
+        uses = [block for block in told["content"] if block["type"] == "tool_use"]
+        results = [{"type": "tool_result", "tool_use_id": use["id"], "content": found} for use in uses]
+        body["messages"] += [{"role": "assistant", "content": told["content"]}, {"role": "user", "content": results}]
+    assert rig.session.counters.calls == {"ok": 2}
+    assert rig.session.forks == []
+    said = rig.engine.fmt.tokenizer.decode(rig.engine.prompts[-1])
+    assert ("WebFetch" in said, "Placeholder" in said) == (True, False)
+    await proven(rig)
+
+
 @pytest.mark.parametrize("arguments", [{"patch": PATCH}, {"input": PATCH, "why": "x"}, {"input": 3}, "{broken", "[1]"])
 async def test_a_freeform_call_of_another_shape_reaches_the_agent_and_stays_the_turn(
     make_rig: MakeRig, arguments: dict[str, Any] | str

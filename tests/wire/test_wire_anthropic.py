@@ -102,7 +102,7 @@ class TestToolResults:
         )
         left_out = "left out: this model reads text only]"
         texts = [m.text for m in asked.messages[1:]]
-        assert texts == ["", "", "", "a\nb", f"a\n[image {left_out}", f"[tool_reference {left_out}"]
+        assert texts == ["", "", "", "a\nb", f"a\n[image {left_out}", "The tool T is available."]
 
     def test_text_beside_results_follows_them(self) -> None:
         content = [text("first"), result("c", "out", is_error=True), text("last")]
@@ -198,7 +198,7 @@ class TestRequest:
         ]
         unknown = {"context_management": {"edits": []}, "brand_new_field": [1], "tool_choice": {"type": "any"}}
         asked = WIRE.parse(body | unknown | {"tools": tools}, {"x-stainless-retry-count": "2"})
-        assert asked.tools == (Tool("Bash", "d", {"type": "object"}), Tool("Later", "", {"type": "object"}))
+        assert asked.tools == (Tool("Bash", "d", {"type": "object"}),)
         assert (asked.model, asked.stream, asked.max_tokens) == ("m", True, 5)
         assert (asked.branch, asked.marked_retry) == ("main", True)
         first = WIRE.parse(body, {"x-stainless-retry-count": "0"})
@@ -224,6 +224,38 @@ class TestRequest:
             assert set(tool.parameters["required"]) <= tool.parameters["properties"].keys()
         own = {"type": "bash_20250124", "name": "bash", "input_schema": {"type": "object"}}
         assert parse([{"role": "user", "content": "x"}], tools=[own]).tools == (Tool("bash", "", {"type": "object"}),)
+
+    def test_deferred_tools_are_told_where_a_search_finds_them(self) -> None:
+        own = {"name": "Own", "input_schema": {}}
+        late = [{"name": n, "description": "d", "input_schema": {}, "defer_loading": True} for n in ("Late", "Never")]
+        found = result("c", [{"type": "tool_reference", "tool_name": "Late"}, text("loaded")])
+        history = [{"role": "assistant", "content": [use("c", "Own")]}, {"role": "user", "content": [found]}]
+        before, after = parse(history[:1], tools=[own, *late]), parse(history, tools=[own, *late])
+        assert before.tools == after.tools == (Tool("Own"),)
+        assert (before.found, after.found) == ((), (Tool("Late", "d"),))
+        assert after.messages[1].text == '[{"name":"Late","description":"d","parameters":{}}]\nloaded'
+        vendors = {"type": "tool_search_tool_regex_20251119", "name": "tool_search_tool_regex"}
+        assert [t.name for t in parse(history, tools=[own, *late, vendors]).tools] == ["Own", "Late", "Never"]
+
+    def test_tools_that_come_and_go_are_told_there(self) -> None:
+        late = {"name": "Late", "input_schema": {}, "defer_loading": True}
+        changes = [
+            {"type": "tool_addition", "tool": {"type": "tool_reference", "name": "Late"}},
+            {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": {**late, "name": "New"}}},
+            {"type": "tool_removal", "tool": {"type": "tool_reference", "name": "Late"}},
+        ]
+        asked = parse([{"role": "user", "content": "go"}, {"role": "system", "content": changes}], tools=[late])
+        assert (asked.tools, asked.found) == ((), (Tool("Late"), Tool("New")))
+        told = [f'[{{"name":"{name}","description":"","parameters":{{}}}}]' for name in ("Late", "New")]
+        assert asked.messages[1].text == "\n".join([*told, "The tool Late is no longer available."])
+
+    def test_texts_of_every_form_are_read(self) -> None:
+        inner = [text("inner"), {"type": "image"}]
+        found = {"type": "search_result", "title": "T", "source": "http://s", "content": inner}
+        held = {"type": "document", "title": "D", "context": "C", "source": {"type": "content", "content": inner}}
+        (message,) = parse([{"role": "user", "content": [found, held]}]).messages
+        read = "inner\n[image left out: this model reads text only]"
+        assert message.text == f"T\nhttp://s\n{read}\nD\nC\n{read}"
 
     def test_unknown_blocks_become_notes(self) -> None:
         document = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "plain"}}

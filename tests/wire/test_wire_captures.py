@@ -48,7 +48,7 @@ def declared(tools: Any) -> list[str]:
             names += [function["name"] for function in functions]
         elif tool.get("type") == "namespace":
             names += [f"{tool['name']}__{inner['name']}" for inner in tool["tools"]]
-        elif tool.get("type") != "web_search":
+        elif tool.get("type") != "web_search" and not tool.get("defer_loading"):
             names.append(tool.get("name") or tool.get("function", {}).get("name") or tool["type"])
     return names
 

@@ -134,7 +134,13 @@ class TestMessages:
 
     def test_what_is_no_text_becomes_a_note(self) -> None:
         image = {"inlineData": {"mimeType": "image/png", "data": "AA=="}}
-        assert parse([user("see", image)]).messages[0].text == "see\n[inlineData left out: this model reads text only]"
+        note = "[inlineData left out: this model reads text only]"
+        assert parse([user("see", image)]).messages[0].text == f"see\n{note}"
+        odd = {"videoMetadata": {}, "thought_signature": "x", "functionCall": None, "text": None, **image}
+        assert parse([user(odd, {"text": None}, {})]).messages[0].text == note
+        shown = result("ls", {"output": "an image"})
+        shown["functionResponse"]["parts"] = [image]
+        assert parse([model(calls("ls")), user(shown)]).messages[1].text == f"an image\n{note}"
 
     @pytest.mark.parametrize(
         ("contents", "match"),
@@ -188,7 +194,14 @@ class TestTools:
         config = {"maxOutputTokens": 9, "temperature": 0, "responseMimeType": "application/json"}
         assert parse("go", generationConfig=config).max_tokens == 9
         assert parse("go", generation_config={"max_output_tokens": 9}).max_tokens == 9
-        assert parse("go", safetySettings=[], brandNew=1) == parse("go")
+        assert parse("go", safetySettings=[], brandNew=1) == parse("go", generationConfig={"candidateCount": 1})
+
+    @pytest.mark.parametrize(
+        "fields", [{"generationConfig": {"candidateCount": 2}}, {"cachedContent": "x"}, {"cached_content": "x"}]
+    )
+    def test_what_cannot_be_done_is_refused_by_name(self, fields: dict[str, Any]) -> None:
+        with pytest.raises(WireError, match=r"^(candidateCount|cachedContent): .*; (leave|send)"):
+            parse("go", **fields)
 
 
 class TestAnswers:

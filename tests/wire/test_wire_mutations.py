@@ -257,10 +257,14 @@ KEYS = (
         "function",
     ),
     *("function_call", "custom", "arguments", "source", "data", "thinking", "signature", "is_error", "refusal"),
-    *("reasoning", "parameters", "input_schema"),
+    *("reasoning", "parameters", "input_schema", "tool", "tool_name", "definition", "title", "defer_loading"),
+)
+TYPES = (
+    *("user", "assistant", "tool", "system", "text", "tool_use", "tool_result", "thinking", "content"),
+    *("tool_reference", "tool_addition", "tool_removal", "document", "search_result"),
 )
 junk = st.recursive(
-    leaves | st.sampled_from(["user", "assistant", "tool", "system", "text", "tool_use", "tool_result", "thinking"]),
+    leaves | st.sampled_from(TYPES),
     lambda v: (
         st.lists(v, max_size=3)
         | st.dictionaries(

@@ -148,12 +148,29 @@ class TestInput:
             {"type": "shell_call", "call_id": "c"},
             {"type": "apply_patch_call", "call_id": "c", "operation": None},
             {"type": "shell", "action": {"commands": []}},
-            {"type": "local_shell_call_output", "output": "x"},
+            {"brand": "new"},
         ],
     )
     def test_what_cannot_be_shown_becomes_a_note(self, item: dict[str, Any]) -> None:
         note = parse([{"role": "user", "content": "go"}, item]).messages[1]
-        assert note.text == f"[{item['type']} left out: this model reads text only]"
+        assert note.text == f"[{item.get('type', 'block')} left out: this model reads text only]"
+
+    def test_a_result_that_names_no_call_is_of_the_first_open_one(self) -> None:
+        items = [called("a", "{}"), called("b", "{}", name="other"), {"type": "function_call_output", "output": "x"}]
+        named = {"type": "function_call_output", "call_id": None, "name": "other", "output": "y"}
+        assert [m.text for m in parse([*items, named]).messages[1:]] == ["x", "y"]
+        assert [m.tool_name for m in parse([*items[:2], named]).messages[1:]] == ["other"]
+
+    def test_settings_in_the_midst_change_nothing(self) -> None:
+        go = {"role": "user", "content": "go"}
+        assert parse([{"type": "configuration_update", "reasoning": {}}, go]) == parse([go])
+
+    def test_tools_that_are_added_in_the_midst_are_told_there(self) -> None:
+        more = {"type": "additional_tools", "role": "developer", "tools": [EXEC]}
+        asked = parse([{"role": "user", "content": "go"}, more])
+        assert (asked.tools, asked.found) == ((), (Tool("exec", "d", SCHEMA),))
+        assert asked.messages[1].role == "system"
+        assert msgspec.json.decode(asked.messages[1].text)[0]["name"] == "exec"
 
     @pytest.mark.parametrize(
         ("output", "text"),
@@ -190,6 +207,8 @@ class TestInput:
             ([{"role": "judge", "content": "x"}], "input.0.role: 'judge' is unknown"),
             ([output("nobody")], "nobody"),
             ([{"type": "item_reference", "id": "x"}], "store: false"),
+            ([{"id": "msg_x"}], "store: false"),
+            ([{"type": "local_shell_call_output", "output": "x"}], "must name its call"),
             ([{"role": "user", "content": "x"}, 3, output("nobody")], "input.1: an item"),
         ],
     )

@@ -8,10 +8,11 @@ differs from conversation to conversation and says nothing to the model.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from sandlot.chat.messages import Message, ParsedCall, Tool, ToolCall
-from sandlot.gateway.wire.anthropic_tools import known_tool
+from sandlot.gateway.wire.anthropic_tools import VENDORS_SEARCH, known_tool
 from sandlot.gateway.wire.base import Answer, ChatRequest, ErrorKind, Head, Recall, WireError, nothing_stored
 from sandlot.gateway.wire.canon import (
     block_text,
@@ -20,17 +21,21 @@ from sandlot.gateway.wire.canon import (
     invalid,
     is_retry,
     join_text,
+    kind_of,
     limit_of,
     messages_of,
+    new_tools,
     object_of,
     string,
-    text_of,
     unwrapped,
     visible,
 )
-from sandlot.gateway.wire.framing import arguments_object, arguments_text, encode, event, sent
-from sandlot.gateway.wire.transcript import Result, Step, Transcript, made_of
+from sandlot.gateway.wire.framing import arguments_object, arguments_text, encode, event, sent, told_tools
+from sandlot.gateway.wire.transcript import Found, Result, Step, Transcript, made_of
 
+Deferred = Mapping[str, Tool]
+"""Tools by name that are declared and not yet shown."""
+_OF_TOOLS = frozenset({"tool_reference", "tool_addition", "tool_removal"})
 _BILLING = "x-anthropic-billing-header:"
 _STOP_REASON = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
 _ERRORS: dict[ErrorKind, tuple[int, str]] = {
@@ -57,15 +62,20 @@ class AnthropicWire:
     ) -> ChatRequest:
         """Canonical form of a Messages (or count_tokens) request."""
         body = object_of(body)
-        tools = _tools(body.get("tools"))
+        tools, deferred = _tools(body.get("tools"))
+        transcript = Transcript()
+        if system := _system(body.get("system")):
+            transcript.add(Message("system", system))
+        transcript.take(messages_of(body), "messages", partial(_steps, deferred=deferred))
         return ChatRequest(
-            messages=_messages(body),
+            messages=transcript.done(),
             tools=tools,
             model=string(body.get("model")),
             stream=body.get("stream") is True,
             max_tokens=limit_of(body, "max_tokens"),
             branch=branch_of(headers, tools),
             marked_retry=is_retry(headers),
+            found=new_tools(transcript.found, tools),
         )
 
     def body(self, answer: Answer, request: ChatRequest) -> bytes:
@@ -129,23 +139,41 @@ class AnthropicWire:
         return encode({"input_tokens": tokens})
 
 
-def _messages(body: Mapping[str, Any]) -> tuple[Message, ...]:
-    transcript = Transcript()
-    if system := _system(body.get("system")):
-        transcript.add(Message("system", system))
-    transcript.take(messages_of(body), "messages", _steps)
-    return transcript.done()
-
-
-def _steps(message: Mapping[str, Any], where: str) -> Sequence[Step]:
+def _steps(message: Mapping[str, Any], where: str, deferred: Deferred) -> Sequence[Step]:
     role, content = message.get("role"), message.get("content")
     if role == "user":
-        return _user(content, where)
+        return _user(content, where, deferred)
     if role == "assistant":
         return (_assistant(content, where),)
     if role in ("system", "developer"):
-        return (Message("system", text_of(content, f"{where}.content")),)
+        text, found = _text(content, f"{where}.content", deferred)
+        return (Message("system", text), Found(found)) if found else (Message("system", text),)
     raise invalid(f"{where}.role", f"{role!r} is unknown; it must be user, assistant or system")
+
+
+def _text(content: Any, where: str, deferred: Deferred) -> tuple[str, tuple[Tool, ...]]:
+    """Text of a content, and the tools that can be called from there on."""
+    texts: list[str] = []
+    found: list[Tool] = []
+    for i, block in enumerate(blocks_of(content, where)):
+        if isinstance(block, dict) and kind_of(block) in _OF_TOOLS:
+            text, tools = _of_tool(block, deferred)
+            texts.append(text)
+            found += tools
+        else:
+            texts.append(block_text(block, f"{where}.{i}"))
+    return join_text(texts), tuple(found)
+
+
+def _of_tool(block: Mapping[str, Any], deferred: Deferred) -> tuple[str, Sequence[Tool]]:
+    """What the model is told where a search found a tool, or where one is there, or gone, from now on."""
+    held = block.get("tool")
+    held = held if isinstance(held, dict) else block
+    name, definition = string(held.get("name")) or string(held.get("tool_name")), held.get("definition")
+    if block["type"] == "tool_removal":
+        return f"The tool {name} is no longer available.", ()
+    tool = _tool(definition, "tool") if isinstance(definition, dict) else deferred.get(name)
+    return (told_tools([tool]), [tool]) if tool else (f"The tool {name} is available.", ())
 
 
 def _system(content: Any) -> str:
@@ -156,7 +184,7 @@ def _system(content: Any) -> str:
     return join_text(texts)
 
 
-def _user(content: Any, where: str) -> Sequence[Step]:
+def _user(content: Any, where: str, deferred: Deferred) -> Sequence[Step]:
     texts: list[str] = []
     results: list[Step] = []
     for i, block in enumerate(blocks_of(content, f"{where}.content")):
@@ -166,8 +194,9 @@ def _user(content: Any, where: str) -> Sequence[Step]:
             continue
         if not (call_id := string(block.get("tool_use_id"))):
             raise invalid(f"{place}.tool_use_id", "a tool result must name its call by id")
-        text = text_of(block.get("content"), f"{place}.content")
-        results.append(Result(f".content.{i}", call_id, text, is_error=block.get("is_error") is True))
+        text, found = _text(block.get("content"), f"{place}.content", deferred)
+        failed = block.get("is_error") is True
+        results.append(Result(f".content.{i}", call_id, text, is_error=failed, found=found))
     text = join_text(texts)
     return [*results, Message("user", text)] if text or not results else results
 
@@ -197,14 +226,27 @@ def _assistant(content: Any, where: str) -> Message:
     )
 
 
-def _tools(tools: Any) -> tuple[Tool, ...]:
-    """The tools a model can be shown: all that come with a schema, and those known by type that the client runs."""
+def _tools(tools: Any) -> tuple[tuple[Tool, ...], Deferred]:
+    """The tools a model is shown, and those it is told of once a search of the client has found them.
+
+    Shown are all that come with a schema, and those known by type that the client runs.
+    """
     if tools is None:
-        return ()
+        return (), {}
     if not isinstance(tools, list):
         raise invalid("tools", "it must be a list")
-    made = (made_of(tool, f"tools.{i}", _tool) for i, tool in enumerate(tools) if isinstance(tool, dict))
-    return tuple(tool for tool in made if tool is not None)
+    tools = [tool for tool in tools if isinstance(tool, dict)]
+    searching = not any(string(tool.get("type")).startswith(VENDORS_SEARCH) for tool in tools)
+    shown: list[Tool] = []
+    deferred: dict[str, Tool] = {}
+    for i, entry in enumerate(tools):
+        if (tool := made_of(entry, f"tools.{i}", _tool)) is None:
+            continue
+        if searching and entry.get("defer_loading") is True:
+            deferred[tool.name] = tool
+        else:
+            shown.append(tool)
+    return tuple(shown), deferred
 
 
 def _tool(tool: Mapping[str, Any], where: str) -> Tool | None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+VENDORS_SEARCH = "tool_search_tool_"
+"""How the types of searches for deferred tools begin that the vendor runs: none are run here."""
+
 
 def _schema(required: tuple[str, ...], **properties: dict[str, Any]) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": list(required)}

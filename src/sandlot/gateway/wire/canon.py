@@ -60,8 +60,14 @@ def block_text(block: Any, where: str) -> str:
     if isinstance(refusal := block.get("refusal"), str):
         return refusal
     source = block.get("source")
-    if kind == "document" and isinstance(source, dict) and source.get("type") == "text":
-        return string(source.get("data"))
+    if kind == "search_result":
+        text = text_of(block.get("content"), f"{where}.content")
+        return join_text((string(block.get("title")), string(source), text))
+    if kind == "document" and isinstance(source, dict):
+        text = string(source.get("data")) if source.get("type") == "text" else note(kind)
+        if source.get("type") == "content":
+            text = text_of(source.get("content"), f"{where}.source.content")
+        return join_text((string(block.get("title")), string(block.get("context")), text))
     return note(kind)
 
 
@@ -145,6 +151,12 @@ def limit_of(body: Mapping[str, Any], *names: str) -> int | None:
             raise invalid(name, "it must be a positive whole number of tokens")
         return value
     return None
+
+
+def new_tools(found: Sequence[Tool], offered: Sequence[Tool]) -> tuple[Tool, ...]:
+    """Those of the tools that searches found which are not offered anyway, each once."""
+    known = {tool.name for tool in offered}
+    return tuple({tool.name: tool for tool in reversed(found) if tool.name not in known}.values())[::-1]
 
 
 def is_retry(headers: Mapping[str, str]) -> bool:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
 
-from sandlot.chat.messages import CallStatus, ParsedCall
+from sandlot.chat.messages import CallStatus, ParsedCall, Tool
 from sandlot.gateway.wire.base import Answer
 from sandlot.gateway.wire.canon import UNPARSED
 
@@ -53,6 +54,11 @@ def arguments_object(call: ParsedCall) -> dict[str, Any]:
     if isinstance(call.arguments, dict):
         return call.arguments
     return {UNPARSED: {"raw": call.arguments, "len": len(call.arguments)}}
+
+
+def told_tools(tools: Sequence[Tool]) -> str:
+    """How a conversation tells the model of tools that its prompt does not list."""
+    return encode([tool.as_function()["function"] for tool in tools]).decode()
 
 
 def encode(value: Any) -> bytes:

@@ -32,6 +32,8 @@ from sandlot.gateway.wire.transcript import Result, Step, Transcript, made_of
 _TARGET = re.compile(r"/models/([^?]+):(\w+)(?:\?(.*))?$")
 _FINISH = {"stop": "STOP", "tool_calls": "STOP", "length": "MAX_TOKENS"}
 _TYPES = frozenset({"ARRAY", "BOOLEAN", "INTEGER", "NULL", "NUMBER", "OBJECT", "STRING"})
+_ASIDE = re.compile(r"thought(_?[sS]ignature)?|(video|part)_?[mM]etadata|media_?[rR]esolution")
+"""Fields of a part that say something about another field of it."""
 _RESULT_FIELDS = ("output", "result", "content", "error")
 _ERRORS: dict[ErrorKind, tuple[int, str]] = {
     "invalid_request": (400, "INVALID_ARGUMENT"),
@@ -65,13 +67,18 @@ class GoogleWire:
             body = inner  # how countTokens wraps a whole request
         model, method, query = found.groups() if (found := _TARGET.search(target)) else ("", "", "")
         config = _get(body, "generationConfig")
+        config = config if isinstance(config, dict) else {}
+        if _get(config, "candidateCount") not in (None, 1):
+            raise invalid("candidateCount", "only one answer per request can be given; leave it out or send 1")
+        if _get(body, "cachedContent") is not None:
+            raise invalid("cachedContent", "nothing is stored here; send the whole history in contents")
         tools = _tools(body.get("tools"))
         return ChatRequest(
             messages=_messages(body),
             tools=tools,
             model=unquote(model),
             stream=method == "streamGenerateContent",
-            max_tokens=limit_of(config, "maxOutputTokens", "max_output_tokens") if isinstance(config, dict) else None,
+            max_tokens=limit_of(config, "maxOutputTokens", "max_output_tokens"),
             branch=branch_of(headers, tools),
             marked_retry=is_retry(headers),
             framing="events" if parse_qs(query or "").get("alt") == ["sse"] else "array",
@@ -152,13 +159,13 @@ def _steps(content: Any, where: str) -> Sequence[Step]:
     if role == "model":
         return (_model(parts),)
     if role in (None, "", "user", "function", "tool"):
-        return _user(parts)
+        return _user(parts, where)
     if role == "system":
         return (Message("system", join_text(_text(part) for part in parts)),)
     raise invalid(f"{where}.role", f"{role!r} is unknown; it must be user or model")
 
 
-def _user(parts: Sequence[dict[str, Any]]) -> Sequence[Step]:
+def _user(parts: Sequence[dict[str, Any]], where: str) -> Sequence[Step]:
     texts: list[str] = []
     results: list[Step] = []
     for i, part in enumerate(parts):
@@ -167,6 +174,7 @@ def _user(parts: Sequence[dict[str, Any]]) -> Sequence[Step]:
             continue
         call_id, name = string(response.get("id")), string(response.get("name"))
         text, is_error = _result(response.get("response"))
+        text = join_text((text, *(_text(held) for held in _parts_of(response.get("parts"), f"{where}.parts.{i}"))))
         results.append(Result(f".parts.{i}", call_id, text, name, is_error, may_be_foreign=True))
     text = join_text(texts)
     return [*results, Message("user", text)] if text or not results else results
@@ -200,7 +208,7 @@ def _text(part: Mapping[str, Any]) -> str:
     """Text of a part that is no call and no result."""
     if isinstance(text := part.get("text"), str):
         return text
-    kinds = [name for name in part if name not in ("thought", "thoughtSignature", "thought_signature")]
+    kinds = [name for name, value in part.items() if value is not None and _ASIDE.fullmatch(name) is None]
     return note(kinds[0]) if kinds else ""
 
 

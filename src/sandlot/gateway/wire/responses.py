@@ -12,10 +12,10 @@ from typing import Any
 
 from sandlot.chat.messages import Message
 from sandlot.gateway.wire.base import Answer, ChatRequest, Head, Recall, Stored, WireError, nothing_stored
-from sandlot.gateway.wire.canon import branch_of, invalid, is_retry, limit_of, object_of, string
+from sandlot.gateway.wire.canon import branch_of, invalid, is_retry, limit_of, new_tools, object_of, string
 from sandlot.gateway.wire.framing import encode, event, sent
 from sandlot.gateway.wire.openai_shared import ERRORS, error_object
-from sandlot.gateway.wire.responses_input import new_tools, steps_of, tools_of
+from sandlot.gateway.wire.responses_input import steps_of, tools_of
 from sandlot.gateway.wire.responses_output import items_of
 from sandlot.gateway.wire.transcript import Transcript
 

@@ -22,11 +22,11 @@ from sandlot.gateway.wire.canon import (
     text_of,
     visible,
 )
-from sandlot.gateway.wire.framing import encode
+from sandlot.gateway.wire.framing import encode, told_tools
 from sandlot.gateway.wire.minted import turn_of
 from sandlot.gateway.wire.openai_shared import freeform_tool
 from sandlot.gateway.wire.responses_tools import captured, own_arguments, own_tool
-from sandlot.gateway.wire.transcript import Piece, Result, Step, made_of
+from sandlot.gateway.wire.transcript import Found, Piece, Result, Step, made_of
 
 SEARCH = "tool_search"
 _RESULTS = frozenset(
@@ -68,17 +68,11 @@ def flat_name(namespace: str, name: str) -> str:
     return f"{namespace}__{name}" if namespace else name
 
 
-def new_tools(found: Sequence[Tool], offered: Sequence[Tool]) -> tuple[Tool, ...]:
-    """Those of the tools that searches found which are not offered anyway, each once."""
-    known = {tool.name for tool in offered}
-    return tuple({tool.name: tool for tool in reversed(found) if tool.name not in known}.values())[::-1]
-
-
 def steps_of(item: Any, where: str) -> Sequence[Step]:
     """What one item of the input says."""
     if not isinstance(item, dict):
         raise invalid(where, "an item must be an object with a type")
-    kind = string(item.get("type")) or ("message" if "role" in item else "")
+    kind = string(item.get("type")) or ("message" if "role" in item else "item_reference" if "id" in item else "")
     call_id = item.get("call_id")
     if kind == "message":
         return (_message(item, where),)
@@ -93,15 +87,19 @@ def steps_of(item: Any, where: str) -> Sequence[Step]:
         return (_call(SEARCH, arguments_of(item.get("arguments")), item),)
     if kind == "tool_search_output" and call_id:
         found = tools_of(item.get("tools"), f"{where}.tools")
-        text = encode([tool.as_function()["function"] for tool in found]).decode()
-        return (Result("", string(call_id), text, found=found),)
+        return (Result("", string(call_id), told_tools(found), found=found),)
+    if kind == "additional_tools":
+        more = tools_of(item.get("tools"), f"{where}.tools")
+        return (Message("system", told_tools(more)), Found(more))
     if own := own_arguments(item):
         return (_call(*own, item),)
     if kind == "local_shell_call_output":
         call_id = call_id or item.get("id")  # clients put the id of the call into either
-    if kind in _RESULTS and call_id:
+    if kind in _RESULTS:
         failed = kind == "apply_patch_call_output" and item.get("status") == "failed"
-        return (Result("", string(call_id), _output(item, where), is_error=failed),)
+        return (Result("", string(call_id), _output(item, where), _name(item), is_error=failed),)
+    if kind == "configuration_update":
+        return ()  # settings, as those of the request
     if kind == "item_reference":
         raise invalid(where, "single items are not stored here; send store: false and the items themselves")
     return (Message("user", note(kind_of(item))),)

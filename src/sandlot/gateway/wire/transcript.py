@@ -128,7 +128,14 @@ class Piece:
         return self.message
 
 
-Step = Message | Result | Piece
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Tools that can be called from here on; the message before it tells the model of them."""
+
+    tools: tuple[Tool, ...]
+
+
+Step = Message | Result | Piece | Found
 
 
 class Transcript:
@@ -169,6 +176,8 @@ class Transcript:
                     self.add(step)
                 elif isinstance(step, Piece):
                     self._piece(step)
+                elif isinstance(step, Found):
+                    self.found += step.tools
                 else:
                     self.result(f"{field}.{first + i}", step)
 
