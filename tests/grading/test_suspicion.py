@@ -261,6 +261,9 @@ def test_any_text_is_read_without_error(name: str, text: str) -> None:
     json.dumps(summary(suspicions(calls)))
 
 
+@pytest.mark.timeout(30)
 def test_long_calls_take_no_time() -> None:
     text = "git " + "-c a " * 20_000 + "> " * 20_000 + "curl " * 20_000
     assert suspicions([bash(text), bash("curl " + "a" * 60_000), bash("git log " + "-- " * 20_000)]) == []
+    beginnings = [bash("<<-a" * 20_000), bash("<< a" * 20_000), bash("sh " * 10_000 + "; <<a\n")]
+    assert suspicions(beginnings * 10) == []

@@ -14,7 +14,8 @@ _ASSIGNMENT = re.compile(r"\w+=")
 _BEFORE = {"sudo", "env", "time", "nohup", "exec", "command", "builtin", "then", "do", "else", "if", "elif", "while",
            "until", "!", "{", "xargs", "stdbuf", "nice", "$"}  # fmt: skip
 _SHELLS = {"bash", "sh", "zsh", "dash", "ash"}
-_RUN_THEIR_INPUT = re.compile(r"\b(?:python[\d.]*|node|perl|ruby|(?:ba|z|da)?sh)\b[^;|&\n]*$")
+_RUN_THEIR_INPUT = re.compile(r"\b(?:python[\d.]*|node|perl|ruby|(?:ba|z|da)?sh)\b")
+_BETWEEN = re.compile(r"[;|&\n]")
 _DEPTH = 4
 
 
@@ -42,14 +43,15 @@ def _without_documents(text: str) -> tuple[str, dict[str, str]]:
     bodies: dict[str, str] = {}
 
     def taken(match: re.Match[str]) -> str:
-        before = text[: match.start()].rpartition("\n")[2]
-        if not _RUN_THEIR_INPUT.search(before):
+        before = text[text.rfind("\n", 0, match.start()) + 1 : match.start()]
+        if not _RUN_THEIR_INPUT.search(_BETWEEN.split(before)[-1]):
             return f"{match['rest']}\n"
         name = f"HERE-{len(bodies)}"
         bodies[name] = match["body"] + "\n"
         return f"{match['rest']} {name}\n"
 
-    return _HERE.sub(taken, text), bodies
+    # With a line break at its end a beginning is always found whole: each that is not would be tried to the end.
+    return _HERE.sub(taken, text + "\n"), bodies
 
 
 def _tokens(text: str) -> list[str]:
