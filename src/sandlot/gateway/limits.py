@@ -10,7 +10,8 @@ class SessionLimits:
     """Upper bounds of one session; None is no bound. `wall_clock` in seconds since the session was opened.
 
     `tokens` counts sampled tokens; a call waits while others in flight may still need those that are left.
-    `concurrent` calls beyond it wait for their turn. `body_bytes` of one request lowers the gateway's own bound.
+    `concurrent` calls beyond it wait for their turn, up to 16 times as many. `body_bytes` of one request lowers the
+    gateway's own bound.
     """
 
     turns: int | None = None
@@ -24,11 +25,11 @@ class SessionLimits:
 class GatewayLimits:
     """What the gateway admits and how long it waits, in seconds.
 
-    `body_bytes` of one request, `reading_bytes` of all requests being read (above it one is refused as overloaded),
-    `engine_tokens` of all prompts at the engine (above it calls wait; None is no bound), `sessions` open at once.
-    `keepalive` between no-op events of a stream. `grace` is how long after the prompt was rendered a failing engine is
-    still answered with a true HTTP status, before a stream begins. A passing failure of the engine is tried again
-    after each of `engine_retry_delays`. `drain` bounds the wait for calls in flight when a session is sealed.
+    `body_bytes` of one request, `reading_bytes` of all requests until they are prompts (above it one is refused as
+    overloaded), `engine_tokens` of all prompts at the engine (above it calls wait; None is no bound), `sessions` open
+    at once. `keepalive` between no-op events of a stream. `grace` is how long after the prompt was rendered a failing
+    engine is still answered with a true HTTP status, before a stream begins. A passing failure of the engine is tried
+    again after each of `engine_retry_delays`. `drain` bounds the wait for calls in flight when a session is sealed.
     """
 
     body_bytes: int = 32 << 20

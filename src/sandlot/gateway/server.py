@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -11,7 +13,7 @@ from aiohttp.http_exceptions import PayloadEncodingError
 from aiohttp.typedefs import Middleware
 
 from sandlot.chat.messages import tools_digest
-from sandlot.gateway.call import Told
+from sandlot.gateway.call import Call, Told
 from sandlot.gateway.keys import key_digest
 from sandlot.gateway.packing import unpacked
 from sandlot.gateway.session import Session
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from sandlot.gateway.gateway import Gateway
 
 _JSON = "application/json"
+_BODY_S = 60.0
+"""How long a body may take to come once there is room for it."""
 
 
 def agent_app(
@@ -59,10 +63,15 @@ class _Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
             try:
                 session = self._session(request)
-                asked = await self._parse(wire, session, request)
-                if asked.stream:
-                    return await self._stream(wire, session, asked, request)
-                told = await self._turn(session, asked, wire)
+                with contextlib.ExitStack() as waiting:
+                    async with self._parsed(wire, session, request) as asked:
+                        call = session.call(asked, wire.call_prefix)
+                        if isinstance(call, Call):
+                            waiting.enter_context(call)
+                            await call.ready()
+                    if asked.stream:
+                        return await self._stream(wire, session, asked, call, request)
+                    told = call if isinstance(call, Told) else await call.result()
             except (WireError, RecursionError) as error:
                 return refused(wire, error)
             return await self._deliver(session, told, wire.body(told.answer, asked), {"Content-Type": _JSON}, request)
@@ -73,7 +82,8 @@ class _Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
             try:
                 session = self._session(request)
-                count = await session.count_tokens(await self._parse(wire, session, request))
+                async with self._parsed(wire, session, request) as asked:
+                    count = await session.count_tokens(asked)
             except (WireError, RecursionError) as error:
                 return refused(wire, error)
             return web.Response(body=wire.count_body(count), content_type=_JSON)
@@ -111,35 +121,41 @@ class _Handler:
             raise WireError("authentication", "this API key opens another session than the one the path names")
         return session
 
-    async def _read(self, session: Session, request: web.Request) -> bytes:
-        """The body of a request, within the bounds of its session and of the gateway."""
+    @contextlib.asynccontextmanager
+    async def _parsed(self, wire: Wire, session: Session, request: web.Request) -> AsyncIterator[ChatRequest]:
+        """What is asked. Its bytes count against the bounds of the session and of the gateway until the caller has made
+        a prompt of it: what waits for its turn is held in memory as well."""
         cap = min(self._gateway.limits.body_bytes, session.limits.body_bytes or self._gateway.limits.body_bytes)
-        too_large = WireError("too_large", f"the request body is larger than {cap} bytes")
         packing = request.headers.get("Content-Encoding", "identity")
         length = request.content_length
         if length is not None and length > cap:
-            raise too_large
+            raise _too_large(cap)
         size = length if length is not None and packing == "identity" else cap
         # A session waits for itself, so that one alone cannot take the room of all others.
         async with session.bodies.arriving.wait(size):
             with self._gateway.reading.now(size, "bytes of requests"):
-                try:
-                    raw = await request.read()
-                    if packing != "identity":
-                        raw = await self._gateway.in_thread(unpacked, raw, packing, cap + 1, size=len(raw))
-                except web.HTTPRequestEntityTooLarge as error:
-                    raise too_large from error
-                except (PayloadEncodingError, web.RequestPayloadError) as error:
-                    request.content.feed_eof()  # the server would read on, fail, and break the answer off
-                    raise _Broken("invalid_request", f"the request body cannot be read: {error}") from error
-                except ValueError as error:
-                    raise WireError("invalid_request", f"the request body cannot be unpacked: {error}") from error
+                yield await self._parse(wire, session, request, await self._read(request, packing, cap))
+
+    async def _read(self, request: web.Request, packing: str, cap: int) -> bytes:
+        try:
+            async with asyncio.timeout(_BODY_S):
+                raw = await request.read()
+            if packing != "identity":
+                raw = await self._gateway.in_thread(unpacked, raw, packing, cap + 1, size=len(raw))
+        except web.HTTPRequestEntityTooLarge as error:
+            raise _too_large(cap) from error
+        except (PayloadEncodingError, web.RequestPayloadError) as error:
+            request.content.feed_eof()  # the server would read on, fail, and break the answer off
+            raise _Broken("invalid_request", f"the request body cannot be read: {error}") from error
+        except TimeoutError as error:
+            raise _Broken("invalid_request", f"the request body did not come within {_BODY_S:g} s") from error
+        except ValueError as error:
+            raise WireError("invalid_request", f"the request body cannot be unpacked: {error}") from error
         if len(raw) > cap:
-            raise too_large
+            raise _too_large(cap)
         return raw
 
-    async def _parse(self, wire: Wire, session: Session, request: web.Request) -> ChatRequest:
-        raw = await self._read(session, request)
+    async def _parse(self, wire: Wire, session: Session, request: web.Request, raw: bytes) -> ChatRequest:
         headers = {name.lower(): value for name, value in request.headers.items()}
 
         def read() -> ChatRequest:
@@ -155,43 +171,34 @@ class _Handler:
             asked: ChatRequest = await self._gateway.in_thread(lambda: _digested(read()), size=len(raw))
             return asked
 
-    async def _turn(self, session: Session, asked: ChatRequest, wire: Wire) -> Told:
-        call = session.call(asked, wire.call_prefix)
-        if isinstance(call, Told):
-            return call
-        with call:
-            return await call.result()
-
     async def _stream(
-        self, wire: Wire, session: Session, asked: ChatRequest, request: web.Request
+        self, wire: Wire, session: Session, asked: ChatRequest, call: Call | Told, request: web.Request
     ) -> web.StreamResponse:
-        call = session.call(asked, wire.call_prefix)
         kind = "text/event-stream" if asked.framing == "events" else _JSON
         headers = {"Content-Type": kind, "Cache-Control": "no-cache"}
         if isinstance(call, Told):
             events = wire.head(call.answer.head, asked) + wire.tail(call.answer, asked)
             return await self._deliver(session, call, events, headers, request)
-        with call:
-            head = await call.ready()
-            if await call.ended(self._gateway.limits.grace):
-                told = await call.result()  # a fast failure still gets a true HTTP status
-                events = wire.head(head, asked) + wire.tail(told.answer, asked)
-                return await self._deliver(session, told, events, headers, request)
-            response, beats = web.StreamResponse(headers=headers), 0
-            await response.prepare(request)
-            await response.write(wire.head(head, asked))
-            while not await call.ended(self._gateway.limits.keepalive):
-                await response.write(wire.keepalive(head, asked, beats))
-                beats += 1
-            try:
-                told = await call.result()
-            except WireError as error:
-                if error.kind == "overloaded":  # the word by which clients know that asking again may help
-                    error = WireError("overloaded", f"overloaded: {error}")
-                await response.write_eof(wire.error_event(error, head, asked, beats))
-                return response
-            with session.delivering(told.turn_id):
-                await response.write_eof(wire.tail(told.answer, asked, beats))
+        head = await call.ready()
+        if await call.ended(self._gateway.limits.grace):
+            told = await call.result()  # a fast failure still gets a true HTTP status
+            events = wire.head(head, asked) + wire.tail(told.answer, asked)
+            return await self._deliver(session, told, events, headers, request)
+        response, beats = web.StreamResponse(headers=headers), 0
+        await response.prepare(request)
+        await response.write(wire.head(head, asked))
+        while not await call.ended(self._gateway.limits.keepalive):
+            await response.write(wire.keepalive(head, asked, beats))
+            beats += 1
+        try:
+            told = await call.result()
+        except WireError as error:
+            if error.kind == "overloaded":  # the word by which clients know that asking again may help
+                error = WireError("overloaded", f"overloaded: {error}")
+            await response.write_eof(wire.error_event(error, head, asked, beats))
+            return response
+        with session.delivering(told.turn_id):
+            await response.write_eof(wire.tail(told.answer, asked, beats))
         return response
 
     async def _deliver(
@@ -203,6 +210,10 @@ class _Handler:
         with session.delivering(told.turn_id):
             await response.write_eof()
         return response
+
+
+def _too_large(cap: int) -> WireError:
+    return WireError("too_large", f"the request body is larger than {cap} bytes")
 
 
 def _digested(asked: ChatRequest) -> ChatRequest:

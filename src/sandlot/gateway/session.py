@@ -39,6 +39,8 @@ _SHORT = 8_000
 """Characters of new text up to which it is rendered on the event loop, which is quicker than asking a thread."""
 _SHORT_ANSWER = 2_000
 """Sampled tokens up to which an answer is parsed on the event loop."""
+_WAITING = 16
+"""Calls that may be there for each that may be at the engine: prompts that wait take memory."""
 _LAST_BYTES_S = 2.0
 """How long a sealed session waits for answers that are being written."""
 _SEALED = "this session is sealed; no more calls are answered"
@@ -104,6 +106,8 @@ class Session:
             self.counters.replayed += 1
             return told
         self._check_limits()
+        if len(self._tasks) >= (most := _WAITING * self.limits.concurrent):
+            raise WireError("overloaded", f"overloaded: {most} calls of this session wait already; try again")
         kind = "msg_" if call_prefix == "toolu_" else "chatcmpl-"
         head = Head(f"{kind}{secrets.token_hex(12)}", request.model or self.policy.model, 0, int(time.time()))
         call = Call(head, asyncio.get_running_loop().create_future())
