@@ -173,7 +173,7 @@ def load_config(file: Path | None = None, flags: dict[str, Any] | None = None) -
 
     try:
         return RunConfig.model_construct(**dict(Sources(**_without_none(flags or {}))))
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} is no valid TOML: {error}") from error
     except ValidationError as error:
         first = error.errors()[0]

@@ -5,8 +5,13 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import signal
+import sys
+import time
+from asyncio.subprocess import PIPE
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
+from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +28,7 @@ from sandlot.errors import ConfigError
 from sandlot.gateway import Gateway, GatewayLimits
 from sandlot.rollout.replay import Answered, Job, TryError, percentiles, replay, summary
 from sandlot.rollout.replay_requests import kind_of, read_requests
+from sandlot.rollout.replay_send import _asked_wait
 from sandlot.trajectory.journal import read_journal
 from sandlot.trajectory.rundir import RunDir
 from support import engines
@@ -112,7 +118,7 @@ def test_a_request_that_goes_on_from_a_response_is_sent_whole(tmp_path: Path) ->
         line("left", "resp_c", {"error": "cut"}),
         line("right", "resp_c", None),
     ]
-    requests = read_requests(write_lines(tmp_path / "r.jsonl", lines))
+    requests = list(read_requests(write_lines(tmp_path / "r.jsonl", lines)))
     go, left, right = ({"role": "user", "content": text} for text in ("go", "left", "right"))
     assert [request.body["input"] for request in requests] == [
         "go",
@@ -137,13 +143,13 @@ def test_a_request_that_goes_on_from_a_response_is_sent_whole(tmp_path: Path) ->
         ('{"model": "m", "messages": []}\n{"prompt": "x"}\n', "r.jsonl:2 is no request that is known"),
         ('{"messages": [\n', "r.jsonl:1 is no JSON"),
         ("[1]\n", "r.jsonl:1 is no JSON object"),
-        ('{"path": "/v1/messages/count_tokens", "body": {"messages": []}}\n', "no call of a model"),
+        ('{"path": "/v1/models?key=secret", "body": {"messages": []}}\n', "went to /v1/models, which is no call"),
     ],
 )
 def test_a_file_that_cannot_be_sent_is_refused_with_the_line(tmp_path: Path, text: str, says: str) -> None:
     (tmp_path / "r.jsonl").write_text(text)
     with pytest.raises(ConfigError, match=says):
-        read_requests(tmp_path / "r.jsonl")
+        list(read_requests(tmp_path / "r.jsonl"))
 
 
 # -- the driver ------------------------------------------------------------------------------------------------------
@@ -253,6 +259,25 @@ async def test_a_conversation_by_response_ids_is_replayed_to_another_gateway(
     assert sorted(engine.prompts) == sorted(told.prompts)
 
 
+async def test_a_conversation_goes_on_at_the_server_that_gave_its_ids(
+    served: tuple[Gateway, ToldEngine, str, str], tmp_path: Path
+) -> None:
+    _, engine, url, key = served
+    async with aiohttp.ClientSession() as http:
+        headers = {"Authorization": f"Bearer {key}"}
+        async with http.post(f"{url}/v1/responses", json={"model": "m", "input": "go"}, headers=headers) as reply:
+            first = (await reply.json())["id"]
+    line = {"model": "m", "input": "on", "previous_response_id": first}
+    file = write_lines(tmp_path / "r.jsonl", [line, {**line, "previous_response_id": "resp_none"}])
+    argv = (str(file), "--base-url", url, "--api-key", key, "--keep-response-ids")
+    status, found, said = await invoke(*argv)
+    assert (status, found["ok"], found["failed"]) == (1, 1, 1), said
+    begun, went_on = engine.prompts
+    assert went_on[: len(begun)] == begun
+    with pytest.raises(ConfigError, match="--keep-response-ids"):
+        await invoke(*argv[:-1])
+
+
 async def test_refusals_are_counted_and_end_with_status_1(
     served: tuple[Gateway, ToldEngine, str, str], tmp_path: Path
 ) -> None:
@@ -280,6 +305,7 @@ class Flaky:
         self.headers: list[dict[str, str]] = []
         self.models: list[str] = []
         self.times: list[float] = []
+        self.hanging = asyncio.Event()
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
@@ -290,6 +316,7 @@ class Flaky:
         way = ways[self.tries[body["user"]]] if self.tries[body["user"]] < len(ways) else "fine"
         self.tries[body["user"]] += 1
         if way == "hang":
+            self.hanging.set()
             await asyncio.sleep(30)
         if way == "drop":
             assert request.transport is not None
@@ -360,7 +387,123 @@ async def test_a_server_that_hangs_or_is_not_there(flaky: tuple[Flaky, str], tmp
     status, told, _ = await invoke(str(file), "--base-url", flaky[1], "--retries", "1", "--timeout", "0.3")
     assert (status, told["ok"], told["repeated"]) == (0, 1, 1)
     status, told, _ = await invoke(str(file), "--base-url", "http://127.0.0.1:9", "--retries", "0")
-    assert (status, list(told["errors"])) == (1, ["nobody answers at http://127.0.0.1:9"])
+    assert status == 1
+    assert next(iter(told["errors"])).startswith("nobody answers at http://127.0.0.1:9 (")
+
+
+ODD = [
+    "",
+    "null",
+    "[1]",
+    "[" * 100_000,
+    '"\xff"',
+    '{"choices": "x"}',
+    '{"choices": ["x"]}',
+    '{"choices": [{"finish_reason": "stop", "message": "x"}]}',
+    '{"choices": [{"finish_reason": "stop"}], "usage": {"completion_tokens": "many"}}',
+    '{"error": {"message": {"a": 1}}}',
+    '{"candidates": [{"finishReason": "STOP", "content": []}]}',
+    '{"type": "message", "stop_reason": "end_turn", "usage": 7}',
+    '{"status": ["completed"]}',
+]
+"""Answers that no protocol has."""
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_an_answer_of_another_shape_is_one_failure_and_no_more(streamed: bool, tmp_path: Path) -> None:
+    async def odd(request: web.Request) -> web.Response:
+        said = json.loads(await request.read())["say"].encode("latin-1")
+        if streamed:
+            return web.Response(body=b"data: " + said + b"\n\n", headers={"Content-Type": "text/event-stream"})
+        return web.Response(body=said, content_type="application/json")
+
+    bodies = [{"messages": []}, {"input": "x"}, {"messages": [], "system": "s"}, {"contents": []}]
+    lines = [{"model": "m", "say": say, **body} for say in ODD for body in bodies]
+    good = {"choices": [{"finish_reason": "stop", "delta": {"content": "x"}}]}
+    lines.append({"model": "m", "say": json.dumps(good), "messages": []})
+    application = web.Application()
+    application.router.add_post("/{path:.*}", odd)
+    async with TestServer(application) as server:
+        url = str(server.make_url("")).rstrip("/")
+        file = write_lines(tmp_path / "r.jsonl", lines)
+        status, told, _ = await invoke(str(file), "--base-url", url, "--retries", "0")
+    assert (status, told["requests"], told["ok"]) == (1, len(lines), 1)
+
+
+async def test_a_redirect_is_told_and_takes_the_key_nowhere(tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    async def moved(request: web.Request) -> web.Response:
+        seen.append(request.path)
+        raise web.HTTPTemporaryRedirect("/elsewhere")
+
+    application = web.Application()
+    application.router.add_route("*", "/{path:.*}", moved)
+    async with TestServer(application) as server:
+        file = write_lines(tmp_path / "r.jsonl", [{"model": "m", "messages": []}])
+        status, told, _ = await invoke(str(file), "--base-url", str(server.make_url("")))
+    assert (status, list(told["errors"])) == (1, ["307: it has moved to /elsewhere: give that address"])
+    assert seen == ["/v1/chat/completions"]
+
+
+def test_a_server_asks_to_wait_in_any_spelling() -> None:
+    assert _asked_wait({"retry-after": "3"}) == 3
+    assert _asked_wait({"retry-after-ms": "1500", "retry-after": "2"}) == 1.5
+    soon = _asked_wait({"retry-after": formatdate(time.time() + 60, usegmt=True)})
+    assert soon is not None
+    assert 30 < soon <= 60
+    assert _asked_wait({"retry-after": formatdate(0, usegmt=True)}) == 0
+    assert _asked_wait({"retry-after": "soon"}) is None
+    assert _asked_wait({}) is None
+
+
+async def test_a_given_header_wins_however_it_is_written(flaky: tuple[Flaky, str], tmp_path: Path) -> None:
+    server, url = flaky
+    file = write_lines(tmp_path / "r.jsonl", [{"model": "m", "user": "fine", "messages": USER}])
+    argv = (str(file), "--base-url", url, "--api-key", "k", "--header", "authorization: mine")
+    assert (await invoke(*argv))[0] == 0
+    assert [value for name, value in server.headers[0].items() if name.lower() == "authorization"] == ["mine"]
+
+
+async def test_interrupted_it_tells_what_was_answered(flaky: tuple[Flaky, str], tmp_path: Path) -> None:
+    server, url = flaky
+    lines = [{"model": "m", "user": way, "messages": USER} for way in ("fine", "hang", "fine")]
+    out = tmp_path / "out.jsonl"
+    argv = ["replay", str(write_lines(tmp_path / "r.jsonl", lines)), "--base-url", url, "-j", "1", "--out", str(out)]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "sandlot.cli", *argv, "--json", stdout=PIPE, stderr=PIPE
+    )
+    async with asyncio.timeout(60):
+        await server.hanging.wait()
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = await process.communicate()
+    assert process.returncode == 130
+    assert json.loads(stdout)["ok"] == 1
+    assert b"interrupted" in stderr
+    assert b"Traceback" not in stderr
+    assert [json.loads(line)["ok"] for line in out.read_text().splitlines()] == [True]
+
+
+async def test_a_gzipped_file_is_read_and_a_damaged_one_refused(flaky: tuple[Flaky, str], tmp_path: Path) -> None:
+    lines = [{"model": "m", "user": "fine", "messages": USER}] * 3
+    packed = gzip.compress(write_lines(tmp_path / "r.jsonl", lines).read_bytes())
+    (tmp_path / "whole.gz").write_bytes(packed)
+    (tmp_path / "cut.gz").write_bytes(packed[:-12])
+    status, told, _ = await invoke(str(tmp_path / "whole.gz"), "--base-url", flaky[1])
+    assert (status, told["ok"]) == (0, 3)
+    with pytest.raises(ConfigError, match=r"cut\.gz is damaged"):
+        await invoke(str(tmp_path / "cut.gz"), "--base-url", flaky[1])
+
+
+def test_results_never_take_the_place_of_the_requests(tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "r.jsonl", [{"model": "m", "messages": USER}])
+    before = file.read_bytes()
+    kept = tmp_path / "kept.jsonl"
+    kept.write_text("earlier results")
+    for out, argv in ((file, []), (kept, ["--base-url", "nowhere"]), (kept, ["--engine", "http://h"])):
+        argv = ["replay", str(file), "--base-url", "http://h", "--out", str(out), *argv]
+        assert isinstance(CliRunner().invoke(app, argv).exception, ConfigError)
+    assert (file.read_bytes(), kept.read_text()) == (before, "earlier results")
 
 
 async def test_the_waiting_time_that_a_server_asks_for_is_kept(flaky: tuple[Flaky, str], tmp_path: Path) -> None:
@@ -380,7 +523,12 @@ def test_wrong_arguments_are_one_sentence(tmp_path: Path) -> None:
         ([file], "--base-url"),
         (["--run", str(tmp_path)], "--engine"),
         (["--run", str(tmp_path), "--engine", "http://127.0.0.1:9"], "no run directory"),
+        ([file, "--base-url", "h:80"], "--base-url"),
+        ([file, "--base-url", "http://["], "--base-url"),
+        ([file, "--base-url", "http://h", "--engine", "http://e"], "--engine has no meaning"),
+        (["--run", str(tmp_path), "--engine", "http://e", "--no-stream"], "has no meaning with --run"),
         ([file, "--base-url", "http://h", "--header", "nope"], "'Name: value'"),
+        ([file, "--base-url", "http://h", "--header", "A: b\nC: d"], "control character"),
         ([google, "--base-url", "http://h"], "--model"),
         ([str(tmp_path / "none"), "--base-url", "http://h"], "there is no file"),
     ):

@@ -58,7 +58,7 @@ def test_scripted_solutions_solve_every_bundled_task_with_pi_and_claude_code(mod
         assert exported.returncode == 0, exported.stderr
         assert json.loads(exported.stdout)["samples"] == counts["samples"]
     viewed = sandlot("view", str(run), told["episodes"][0]["episode_id"])
-    assert "solved" in viewed.stderr
+    assert "solved" in viewed.stdout
 
 
 @pytest.mark.slow

@@ -86,7 +86,7 @@ async def test_list_sees_other_processes_and_sweep_spares_them(tmp_path: Path) -
         assert abs(found["started"] - time.time()) < 60
         assert json.loads(_sandlot("sweep", "--json", cache=tmp_path).stdout) == {"removed": 0}
         assert (await sandbox.exec("echo alive")).stdout == b"alive\n"
-        assert sandbox.id.encode() in _sandlot("list", cache=tmp_path).stderr
+        assert sandbox.id.encode() in _sandlot("list", cache=tmp_path).stdout
     assert await backend.running() == []
     await backend.close()
 

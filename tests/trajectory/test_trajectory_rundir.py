@@ -244,7 +244,8 @@ def test_too_long_samples_are_cut_the_same_way_after_a_restart(tmp_path: Path) -
     ],
 )
 def test_a_run_with_another_configuration_is_not_continued(tmp_path: Path, change: dict[str, Any], says: str) -> None:
-    RunDir.create_or_continue(tmp_path, CONFIG).close()
+    with RunDir.create_or_continue(tmp_path, CONFIG) as run:
+        run.begin(header("a")).close()
     with pytest.raises(ConfigError, match=f"another configuration \\({says}\\)"):
         RunDir.create_or_continue(tmp_path, {**CONFIG, **change})
     RunDir.create_or_continue(tmp_path, CONFIG).close()
@@ -252,7 +253,8 @@ def test_a_run_with_another_configuration_is_not_continued(tmp_path: Path, chang
 
 def test_what_results_do_not_depend_on_may_change(tmp_path: Path) -> None:
     config = {**CONFIG, "limits": {"at_once": 4, "ports": (1, 2)}, "note": None, "where": Path("x")}
-    RunDir.create_or_continue(tmp_path, config).close()
+    with RunDir.create_or_continue(tmp_path, config) as run:
+        run.begin(header("a")).close()
     RunDir.create_or_continue(tmp_path, config).close()
     config["limits"] = {"at_once": 8}
     with pytest.raises(ConfigError, match=r"limits\.at_once was 4, is 8"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import sys
 from importlib import import_module
@@ -12,6 +14,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from sandlot.errors import SandlotError
+from sandlot.terminal import literal
 
 COMMANDS = ("quickstart", "rollout", "gateway", "replay", "audit", "export", "view", "grade", "doctor")
 GROUPS = ("tasks", "sandbox")
@@ -64,10 +67,22 @@ def run() -> None:
     try:
         app()
     except SandlotError as error:
-        Console(stderr=True).print(f"[bold red]error:[/] {error}", soft_wrap=True, highlight=False)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        Console(stderr=True).print("interrupted; the same command again continues")
-        sys.exit(130)
-    except BrokenPipeError:
-        sys.exit(1)
+        _fail(str(error))
+    except OSError as error:
+        if not (said := told_of(error)):
+            raise
+        _fail(said)
+
+
+def told_of(error: OSError) -> str:
+    """What the system refused, for people, where it is a file or the disk; else nothing."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"{error.filename or 'a disk'}: {error.strerror}; free some space, then give the same command again"
+    if error.filename is None:
+        return ""
+    return f"{os.fsdecode(error.filename)}: {error.strerror}; give another path, or mend this one"
+
+
+def _fail(what: str) -> None:
+    Console(stderr=True, emoji=False).print(f"[bold red]error:[/] {literal(what)}", soft_wrap=True, highlight=False)
+    sys.exit(1)

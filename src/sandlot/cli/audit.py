@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from sandlot.cli.common import JsonFlag, RunArgument, console, print_json
+from sandlot.cli.common import JsonFlag, RunArgument, answer, print_json
+from sandlot.terminal import literal
 
 
 def command(
@@ -40,8 +41,8 @@ def command(
             table.add_row("rescored tokens", f"{gap.tokens:,}")
             table.add_row("largest logprob gap", f"{gap.largest:.2e}")
             table.add_row("mean logprob gap", f"{gap.mean:.2e}")
-        console.print(table)
+        answer.print(table)
         for episode_id, violation in found.violations[:50]:
-            console.print(f"[red]{episode_id}[/] {violation}", highlight=False, soft_wrap=True)
+            answer.print(f"[red]{literal(episode_id)}[/] {literal(str(violation))}", highlight=False, soft_wrap=True)
     if found.violations:
         raise typer.Exit(1)

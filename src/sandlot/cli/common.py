@@ -19,10 +19,13 @@ from sandlot.errors import ConfigError
 if TYPE_CHECKING:
     from sandlot.sandbox import SandboxBackend
 
-console = Console(stderr=True)
-if not console.is_terminal and "COLUMNS" not in os.environ:
-    console.width = 120  # a log file has no width of its own
-"""For people. What a script reads goes to stdout."""
+console = Console(stderr=True, emoji=False)
+"""Progress and remarks, on stderr."""
+answer = Console(emoji=False)
+"""What a command was asked for, on stdout."""
+for _one in (console, answer):
+    if not _one.is_terminal and "COLUMNS" not in os.environ:
+        _one.width = 120  # a file has no width of its own
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON for scripts instead of tables.")]
 SandboxName = Annotated[str | None, typer.Option("--sandbox", help="Sandbox backend.")]
@@ -65,3 +68,4 @@ def print_json(value: Any) -> None:
     """One JSON document on stdout."""
     json.dump(value, sys.stdout, indent=2, ensure_ascii=False, default=str)
     sys.stdout.write("\n")
+    sys.stdout.flush()  # a command that goes on, as the gateway does, is heard at once

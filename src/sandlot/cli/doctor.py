@@ -12,9 +12,10 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from sandlot.cli.common import JsonFlag, SandboxOptions, chosen_backend, console, print_json
+from sandlot.cli.common import JsonFlag, SandboxOptions, answer, chosen_backend, print_json
 from sandlot.errors import SandlotError
 from sandlot.sandbox import Check
+from sandlot.terminal import literal
 
 
 def command(
@@ -31,8 +32,9 @@ def command(
     else:
         table = Table("", "what", "found", "cure")
         for check in checks:
-            table.add_row("[green]yes[/]" if check.ok else "[red]no[/]", check.name, check.detail, check.cure)
-        console.print(table)
+            state = "[green]yes[/]" if check.ok else "[red]no[/]"
+            table.add_row(state, *map(literal, (check.name, check.detail, check.cure)))
+        answer.print(table)
     if not all(check.ok for check in checks):
         raise typer.Exit(1)
 

@@ -12,8 +12,9 @@ import typer
 from pydantic import TypeAdapter, ValidationError
 from rich.table import Table
 
-from sandlot.cli.common import JsonFlag, console, print_json
+from sandlot.cli.common import JsonFlag, answer, print_json
 from sandlot.errors import ConfigError
+from sandlot.terminal import literal
 
 if TYPE_CHECKING:
     from sandlot.train.credit import CreditConfig
@@ -29,7 +30,7 @@ _ADVANTAGES = {"estimator", "weights", "gamma", "k"}
 def command(
     run: Annotated[Path | None, typer.Argument(help="A run directory.", show_default=False)] = None,
     to: Annotated[str, typer.Option("--to", help="Form of the samples; `--list` shows all.")] = "parquet",
-    out: Annotated[Path | None, typer.Option(help="File to write; default RUN/export.<form>.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write; default RUN/export.<form>.")] = None,
     advantage: Annotated[
         str | None, typer.Option(help="How rewards of a group become advantages: grpo (default), rloo, max_at_k …")
     ] = None,
@@ -104,9 +105,12 @@ def command(
     if as_json:
         print_json(counts)
         return
-    console.print(f"{picked.samples:,} samples with {picked.trained_tokens:,} trained tokens in {target}")
+    answer.print(
+        f"{picked.samples:,} samples with {picked.trained_tokens:,} trained tokens in {literal(str(target))}",
+        soft_wrap=True,
+    )
     for why, count in sorted(Counter(picked.left_out.values()).items()):
-        console.print(f"left out: {count} episodes ({why})", style="dim")
+        answer.print(f"left out: {count} episodes ({literal(why)})", style="dim")
 
 
 @dataclass
@@ -159,7 +163,7 @@ def _list(as_json: bool) -> None:
         credit = "; with advantages" if exporter.credited else ""
         options = "\n".join(f"{key}: {text}" for key, text in exporter.options.items())
         table.add_row(name, exporter.summary + credit, options)
-    console.print(table)
+    answer.print(table)
 
 
 def _pairs(flag: str, written: Sequence[str] | None) -> dict[str, Any]:

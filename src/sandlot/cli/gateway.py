@@ -9,25 +9,27 @@ from typing import Annotated
 
 import typer
 
-from sandlot.cli.common import JsonFlag, console, print_json
+from sandlot.cli.common import JsonFlag, answer, console, print_json
+from sandlot.cli.rollout import ConfigFile
 
 
 def command(
-    engine: Annotated[str, typer.Option(help="URL of the engine; several with commas between.")],
+    engine: Annotated[str | None, typer.Option(help="URL of the engine; several with commas between.")] = None,
     engine_kind: Annotated[str | None, typer.Option(help="What it speaks: `vllm` or `sglang`.")] = None,
     model: Annotated[Path | None, typer.Option(help="Checkpoint directory: tokenizer and chat template.")] = None,
     host: Annotated[str, typer.Option(help="Address agents reach.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port agents reach; 0 picks one.")] = 8400,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port agents reach; 0 picks one.")] = 8400,
     control_host: Annotated[str, typer.Option(help="Address of the control side.")] = "127.0.0.1",
-    control_port: Annotated[int, typer.Option(help="Port of the control side; 0 picks one.")] = 8401,
+    control_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the control side; 0 picks one.")] = 8401,
     base_url: Annotated[str, typer.Option(help="How agents reach this gateway, when not by host and port.")] = "",
-    out: Annotated[Path | None, typer.Option(help="Run directory for journals and samples.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Run directory for journals and samples.")] = None,
     workers: Annotated[int, typer.Option(min=1, max=256, help="Processes that serve; a session stays at one.")] = 1,
     heartbeat_timeout: Annotated[
         float, typer.Option(min=1, help="Seconds without a sign of life after which a worker is replaced.")
     ] = 60.0,
     temperature: Annotated[float | None, typer.Option(help="Sampling temperature; default 1.")] = None,
     served_model: Annotated[str | None, typer.Option(help="Model name at the engine.")] = None,
+    config: ConfigFile = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Serve agents and their control side until interrupted. The admin key is $SANDLOT_ADMIN_KEY, or a new one."""
@@ -42,7 +44,7 @@ def command(
         "served_model": served_model,
         "sampling": {"temperature": temperature},
     }
-    config = load_config(None, flags)
+    settings = load_config(config, flags)
     admin_key = os.environ.get("SANDLOT_ADMIN_KEY") or secrets.token_urlsafe(32)
 
     def ready(agent_port: int, ctl_port: int) -> None:
@@ -55,11 +57,11 @@ def command(
             print_json(told)
         else:
             for name, value in told.items():
-                console.print(f"{name.replace('_', ' '):>12}  {value}", highlight=False)
+                answer.print(f"{name.replace('_', ' '):>12}  {value}", highlight=False)
 
     serve(
         serve_gateway(
-            config,
+            settings,
             admin_key=admin_key,
             places=Places((host, port), (control_host, control_port), base_url),
             out=out,

@@ -8,10 +8,9 @@ from typing import Annotated, Any
 
 import typer
 from pydantic import ValidationError
-from rich.markup import escape
 from rich.table import Table
 
-from sandlot.cli.common import JsonFlag, SandboxOptions, console, print_json, sandbox_options
+from sandlot.cli.common import JsonFlag, SandboxOptions, answer, print_json, sandbox_options
 from sandlot.cli.grading import (
     Countercheck,
     Credit,
@@ -20,6 +19,7 @@ from sandlot.cli.grading import (
     Weight,
     grade_all,
     grading_flags,
+    named,
     with_grading,
 )
 from sandlot.cli.rollout import ConfigFile
@@ -29,6 +29,7 @@ from sandlot.grading import Verdict
 from sandlot.rollout.progress import STYLES
 from sandlot.sandbox import Limits, SandboxBackend, SandboxSpec, make_backend
 from sandlot.tasks import Task, load_tasks
+from sandlot.terminal import literal
 from sandlot.trajectory.rundir import RunDir
 
 
@@ -48,7 +49,7 @@ def command(
     only: Annotated[list[str] | None, typer.Option("--only", help="This task only; may be given again.")] = None,
     sandbox: Annotated[str | None, typer.Option(help="Sandbox backend; default: the run's.")] = None,
     sandbox_option: SandboxOptions = None,
-    concurrency: Annotated[int, typer.Option("-j", min=1, help="Gradings at once.")] = 2,
+    concurrency: Annotated[int, typer.Option("-j", "--concurrency", min=1, help="Gradings at once.")] = 2,
     credit: Credit = None,
     reruns: Reruns = None,
     weight: Weight = None,
@@ -78,7 +79,7 @@ def command(
         settings = load_config(config, flags)
         grading, limits = settings.grading, settings.sandbox_limits
         backend = make_backend(settings.sandbox, settings.sandbox_options)
-        tasks = [task for task in load_tasks(source) if not only or task.id in only]
+        tasks = named(load_tasks(source), only, source)
         jobs = [Job(task.id, task, patch.read_bytes()) for task in with_grading(tasks, grading)]
     spec = SandboxSpec(limits=limits.over(Limits()))
     verdicts = grade_all([(job.task, job.diff) for job in jobs], backend, concurrency, spec)
@@ -86,9 +87,10 @@ def command(
     if as_json:
         print_json([_row(job, verdict) for job, verdict in told])
     else:
-        console.print(_table("task" if patch else "episode", told))
+        answer.print(_table("task" if patch else "episode", told))
     if changed := [job.name for job, verdict in told if job.before not in (None, verdict.reward)]:
-        console.print(f"[red]{len(changed)} verdicts changed:[/] {', '.join(changed)}", highlight=False)
+        names = literal(", ".join(changed))
+        answer.print(f"[red]{len(changed)} verdicts changed:[/] {names}", highlight=False, soft_wrap=True)
         raise typer.Exit(1)
 
 
@@ -108,12 +110,13 @@ def _settings_of(run: RunDir, flags: dict[str, Any]) -> tuple[GradingConfig, San
 
 
 def _stored(run: RunDir, grading: GradingConfig, only: list[str] | None) -> list[Job]:
-    tasks = {task.id: task for task in with_grading(load_tasks(run.config["tasks"]), grading)}
+    source = run.config["tasks"]
+    tasks = {task.id: task for task in with_grading(named(load_tasks(source), only, source), grading)}
     jobs = []
     for row in run.results():
         task_id = row["metadata"].get("task")
         path = run.patch_path(row["episode_id"])
-        if task_id in tasks and path.exists() and (not only or task_id in only):
+        if task_id in tasks and path.exists():
             jobs.append(Job(row["episode_id"], tasks[task_id], path.read_bytes(), row["reward"]))
     if not jobs:
         raise ConfigError(f"{run.path} holds no patch to grade")
@@ -131,5 +134,5 @@ def _table(what: str, told: list[tuple[Job, Verdict]]) -> Table:
         passed = sum(outcome == "passed" for outcome in verdict.tests.values())
         now = f"[{STYLES[state]}]{state if verdict.reward is None else f'{verdict.reward:g}'}[/]"
         before = "" if job.before is None else f"{job.before:g}"
-        table.add_row(job.name, before, now, f"{passed}/{len(verdict.tests)}", escape(verdict.detail))
+        table.add_row(literal(job.name), before, now, f"{passed}/{len(verdict.tests)}", literal(verdict.detail))
     return table

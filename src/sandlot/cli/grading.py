@@ -50,6 +50,15 @@ def grading_flags(
     }
 
 
+def named(tasks: Sequence[Task], only: Sequence[str] | None, source: str) -> list[Task]:
+    """Those of the tasks that `only` names, all where it names none."""
+    if unknown := sorted(set(only or ()) - {task.id for task in tasks}):
+        raise ConfigError(
+            f"there is no task called {unknown[0]!r} in {source}; `sandlot tasks list {source}` names them"
+        )
+    return [task for task in tasks if not only or task.id in only]
+
+
 def with_grading(tasks: Sequence[Task], grading: GradingConfig) -> list[Task]:
     """The tasks, graded as `grading` says where it says something."""
     return [replace(task, options=grading.over(task.options)) for task in tasks]

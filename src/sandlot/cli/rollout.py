@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import shlex
 import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from sandlot.cli.common import JsonFlag, SandboxName, SandboxOptions, console, print_json, sandbox_options
+from sandlot.cli.common import JsonFlag, SandboxName, SandboxOptions, answer, console, print_json, sandbox_options
 from sandlot.cli.grading import Countercheck, Credit, Reruns, TestTimeout, Weight, grading_flags
 from sandlot.config import RunConfig, load_config
+from sandlot.terminal import literal
 
 Harnesses = Annotated[
     list[str] | None,
@@ -81,13 +84,18 @@ def run(config: RunConfig, out: Path | None, as_json: bool) -> None:
     from sandlot.rollout.progress import LiveTable, summary_table
     from sandlot.rollout.run import rollout
 
-    path = out or Path("runs") / time.strftime("%Y%m%d-%H%M%S")
+    path = out or _new_run()
     started = time.monotonic()
-    if as_json:
-        results = asyncio.run(rollout(config, path))
-    else:
-        with LiveTable(console) as table:
-            results = asyncio.run(rollout(config, path, progress=table, say=table.say))
+    try:
+        if as_json:
+            results = asyncio.run(rollout(config, path))
+        else:
+            with LiveTable(console) as table:
+                results = asyncio.run(rollout(config, path, progress=table, say=table.say))
+    except KeyboardInterrupt:
+        if (path / "run.toml").exists():
+            console.print(f"interrupted; the same command with --out {literal(str(path))} continues", soft_wrap=True)
+        raise
     seconds = time.monotonic() - started
     states = {state: sum(r.state == state for r in results) for state in ("solved", "failed", "ungraded")}
     if as_json:
@@ -103,13 +111,24 @@ def run(config: RunConfig, out: Path | None, as_json: bool) -> None:
             }
         )
         return
-    console.print(summary_table(results))
+    answer.print(summary_table(results, answer))
     counts = ", ".join(f"{count} {state}" for state, count in states.items())
-    console.print(f"{len(results)} episodes in {seconds:.0f} s: {counts}. The run is in [bold]{path}[/]")
-    console.print("next:")
+    shown = literal(str(path))
+    answer.print(
+        f"{len(results)} episodes in {seconds:.0f} s: {counts}. The run is in [bold]{shown}[/]", soft_wrap=True
+    )
+    quoted = shlex.quote(str(path))
+    answer.print("next:")
     for what, line in (
-        ("prove its samples", f"sandlot audit {path}"),
-        ("look at it", f"sandlot view {path}"),
-        ("take its samples", f"sandlot export {path} --to parquet"),
+        ("prove its samples", f"sandlot audit {quoted}"),
+        ("look at it", f"sandlot view {quoted}"),
+        ("take its samples", f"sandlot export {quoted} --to parquet"),
     ):
-        console.print(f"  [cyan]{line}[/]  [dim]# {what}[/]", highlight=False, soft_wrap=True)
+        answer.print(f"  [cyan]{literal(line)}[/]  [dim]# {what}[/]", highlight=False, soft_wrap=True)
+
+
+def _new_run() -> Path:
+    """A directory in `runs` that is named by the time and is not there yet."""
+    base = Path("runs") / time.strftime("%Y%m%d-%H%M%S")
+    names = itertools.chain([base], (base.with_name(f"{base.name}-{number}") for number in itertools.count(2)))
+    return next(path for path in names if not path.exists())

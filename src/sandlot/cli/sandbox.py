@@ -16,11 +16,12 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from sandlot.cli.common import JsonFlag, SandboxName, SandboxOptions, chosen_backend, console, print_json
+from sandlot.cli.common import JsonFlag, SandboxName, SandboxOptions, answer, chosen_backend, console, print_json
 from sandlot.errors import ConfigError
 from sandlot.sandbox import AGENT_USER, Lists, Process, Sandbox, SandboxBackend, SandboxSpec, Terminals
+from sandlot.terminal import literal
 
-group = typer.Typer(help="Look into sandboxes, list them, and sweep up.", no_args_is_help=True)
+group = typer.Typer(help="Look into sandboxes, list them, and sweep up.", no_args_is_help=True, add_completion=False)
 
 
 @group.command()
@@ -123,8 +124,9 @@ def list_sandboxes(
     table = Table("sandbox", "image", "made by", "age", "labels")
     for one in found:
         labels = " ".join(f"{key}={value}" for key, value in sorted(one.labels.items()))
-        table.add_row(one.id, one.image, one.owner, f"{max(0.0, time.time() - one.started):.0f} s", labels)
-    console.print(table)
+        age = f"{max(0.0, time.time() - one.started):.0f} s"
+        table.add_row(one.id, literal(one.image), literal(one.owner), age, literal(labels))
+    answer.print(table)
 
 
 @group.command()
@@ -135,7 +137,7 @@ def sweep(sandbox: SandboxName = None, sandbox_option: SandboxOptions = None, as
     if as_json:
         print_json({"removed": removed})
     else:
-        console.print(f"{removed} sandboxes of dead runs removed")
+        answer.print(f"{removed} sandboxes of dead runs removed")
 
 
 async def _closing(backend: Any, call: Any) -> Any:

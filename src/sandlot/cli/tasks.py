@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
-from sandlot.cli.common import JsonFlag, SandboxName, SandboxOptions, console, print_json, sandbox_options, ticking
-from sandlot.cli.grading import Countercheck, Credit, Reruns, TestTimeout, Weight, grading_flags, with_grading
+from sandlot.cli.common import JsonFlag, SandboxName, SandboxOptions, answer, print_json, sandbox_options, ticking
+from sandlot.cli.grading import Countercheck, Credit, Reruns, TestTimeout, Weight, grading_flags, named, with_grading
 from sandlot.cli.rollout import ConfigFile
 from sandlot.config import load_config
 from sandlot.errors import ConfigError, TaskError
@@ -23,8 +22,11 @@ from sandlot.sandbox import SandboxBackend, make_backend
 from sandlot.tasks import Task, load_all, load_tasks
 from sandlot.tasks.convert import write_rows
 from sandlot.tasks.load import form_and_path
+from sandlot.terminal import literal, visible
 
-group = typer.Typer(help="Look at tasks, and prove that they can be trained on.", no_args_is_help=True)
+group = typer.Typer(
+    help="Look at tasks, and prove that they can be trained on.", no_args_is_help=True, add_completion=False
+)
 Source = Annotated[
     str, typer.Argument(help="`bundled`, a task directory (ours or Harbor's), a file of rows, or `form:path`.")
 ]
@@ -40,8 +42,8 @@ def list_tasks(source: Source = "bundled", as_json: JsonFlag = False) -> None:
     table = Table("task", "graded by", "image", "statement")
     for task in tasks:
         facts = _facts(task)
-        table.add_row(task.id, facts["grading"], task.image, facts["title"])
-    console.print(table)
+        table.add_row(*map(literal, (task.id, facts["grading"], task.image, facts["title"])))
+    answer.print(table)
 
 
 @group.command()
@@ -49,7 +51,7 @@ def show(task_id: Annotated[str, typer.Argument()], source: Annotated[str, typer
     """The statement of one task."""
     for task in load_tasks(source):
         if task.id == task_id:
-            console.print(task.statement, markup=False, highlight=False)
+            answer.print(visible(task.statement), markup=False, highlight=False, soft_wrap=True)
             return
     raise ConfigError(f"there is no task called {task_id!r} in {source}; `sandlot tasks list {source}` names them")
 
@@ -63,7 +65,8 @@ def check(
     jobs: Annotated[int, typer.Option("-j", "--jobs", min=1, help="Gradings at once.")] = 2,
     cheats: Annotated[bool, typer.Option("--cheats/--no-cheats", help="Try the built-in cheats.")] = True,
     out: Annotated[
-        Path | None, typer.Option(help="A .jsonl that names the tasks that hold; load it like any source.")
+        Path | None,
+        typer.Option("--out", "-o", help="A .jsonl that names the tasks that hold; load it like any source."),
     ] = None,
     credit: Credit = None,
     reruns: Reruns = None,
@@ -79,11 +82,7 @@ def check(
         config, {"sandbox": sandbox, "sandbox_options": sandbox_options(sandbox_option), "grading": flags}
     )
     loaded = load_all(source)
-    tasks = [task for task in with_grading(loaded.tasks, settings.grading) if not only or task.id in only]
-    if only and (unknown := sorted(set(only) - {task.id for task in tasks})):
-        raise ConfigError(
-            f"there is no task called {unknown[0]!r} in {source}; `sandlot tasks list {source}` names them"
-        )
+    tasks = with_grading(named(loaded.tasks, only, source), settings.grading)
     refused = () if only else loaded.refused
     backend = make_backend(settings.sandbox, settings.sandbox_options)
     rows = asyncio.run(_check(tasks, backend, jobs, cheats))
@@ -108,7 +107,7 @@ def convert(
         raise ConfigError(f"{out}: rows are written to a .jsonl file")
     tasks = load_tasks(source, skip_bad=skip_bad)
     write_rows(tasks, out)
-    console.print(f"{len(tasks)} tasks written to {out}", highlight=False)
+    answer.print(f"{len(tasks)} tasks written to {out}", highlight=False)
 
 
 async def _check(tasks: list[Task], backend: SandboxBackend, jobs: int, cheats: bool) -> list[Checked]:
@@ -134,11 +133,15 @@ def _show_checks(rows: list[Checked], refused: tuple[TaskError, ...]) -> None:
         held = sum(value == 0 for value in row.cheats.values())
         cheats = f"{held}/{len(row.cheats)} earn 0" if row.cheats else "-"
         table.add_row(
-            row.task, *shown, cheats, "[green]ok[/]" if row.ok else "[red]no[/]", escape("\n".join(row.faults))
+            literal(row.task),
+            *shown,
+            cheats,
+            "[green]ok[/]" if row.ok else "[red]no[/]",
+            literal("\n".join(row.faults)),
         )
     for error in refused:
-        table.add_row("-", "-", "-", "-", "-", "[red]no[/]", escape(str(error)))
-    console.print(table)
+        table.add_row("-", "-", "-", "-", "-", "[red]no[/]", literal(str(error)))
+    answer.print(table)
 
 
 def _select(source: str, ids: list[str], out: Path) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.markup import escape
 from rich.rule import Rule
 
-from sandlot.cli.common import console
+from sandlot.cli.common import answer
 from sandlot.rollout.dialogue import Exchange
+from sandlot.terminal import literal
 
 _SHOWN = 4000
 """Characters of one message that are shown; the middle of a longer one is left out."""
@@ -35,8 +35,8 @@ def exchange_row(exchange: Exchange) -> dict[str, Any]:
 def show_exchange(exchange: Exchange) -> None:
     """One turn: what was new in its prompt, then the answer."""
     turn, said = exchange.turn, exchange.said
-    fork = f"  [yellow]fork: {escape(turn.fork)}[/]" if turn.fork else ""
-    console.print(Rule(f"[dim]{turn.id[:8]}[/]  {turn.branch}{fork}", align="left", style="dim"))
+    fork = f"  [yellow]fork: {literal(turn.fork)}[/]" if turn.fork else ""
+    answer.print(Rule(f"[dim]{turn.id[:8]}[/]  {literal(turn.branch)}{fork}", align="left", style="dim"))
     for message in exchange.heard or ():
         _show(message.role, message.text)
     if exchange.heard is None and exchange.shown:
@@ -46,11 +46,11 @@ def show_exchange(exchange: Exchange) -> None:
     if said.text:
         _show("assistant", said.text)
     for call in said.calls:
-        _show("assistant", call.raw, f"calls {call.name}")
+        _show("assistant", call.raw, f"calls {literal(call.name)}")
 
 
 def _show(role: str, text: str, what: str = "") -> None:
     if len(text) > _SHOWN:
         half = _SHOWN // 2
         text = f"{text[:half]}\n… {len(text) - _SHOWN:,} characters …\n{text[-half:]}"
-    console.print(f"[{_COLOURS[role]}]{' '.join(filter(None, (role, what)))}[/]  {escape(text)}", highlight=False)
+    answer.print(f"[{_COLOURS[role]}]{' '.join(filter(None, (role, what)))}[/]  {literal(text)}", highlight=False)

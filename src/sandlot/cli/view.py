@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 from rich.tree import Tree
 
 from sandlot.chat.base import ChatFormat
-from sandlot.cli.common import JsonFlag, RunArgument, console, print_json
+from sandlot.cli.common import JsonFlag, RunArgument, answer, print_json
 from sandlot.cli.texts import exchange_row, show_exchange
 from sandlot.errors import ConfigError
 from sandlot.rollout.dialogue import dialogue
 from sandlot.rollout.outcome import EpisodeResult
 from sandlot.rollout.progress import STYLES, summary_table
+from sandlot.terminal import literal
 from sandlot.trajectory.journal import JournalContent, read_journal
 from sandlot.trajectory.rundir import RunDir
 from sandlot.trajectory.tree import SessionTree
@@ -39,12 +39,16 @@ def command(
             print_json(rows)
             return
         results = [EpisodeResult.from_row(row) for row in rows]
-        console.print(summary_table(results))
+        answer.print(summary_table(results, answer))
         for result in results:
-            why = f"  {result.failure}: {escape(result.detail)}" if result.failure else ""
-            console.print(
-                f"[{STYLES[result.state]}]{result.state:>8}[/]  {result.episode_id}[dim]{why}[/]", soft_wrap=True
+            why = f"  {result.failure}: {literal(result.detail)}" if result.failure else ""
+            answer.print(
+                f"[{STYLES[result.state]}]{result.state:>10}[/]  {literal(result.episode_id)}[dim]{why}[/]",
+                soft_wrap=True,
             )
+        for episode_id in opened.episode_ids():  # last, since a damaged journal ends it
+            if opened.result(episode_id) is None:
+                answer.print(f"[dim]unfinished[/]  {literal(episode_id)}", soft_wrap=True)
         return
     if not opened.journal_path(episode).exists():
         raise ConfigError(f"there is no episode {episode!r} in {run}; `sandlot view {run}` lists them")
@@ -61,9 +65,9 @@ def command(
     if as_json:
         print_json({"result": row, "turns": [_turn(turn) for turn in content.turns]})
         return
-    console.print(_token_tree(episode, content))
+    answer.print(_token_tree(episode, content))
     for event in content.events:
-        console.print(f"[dim]event[/] {escape(str(event))}", highlight=False, soft_wrap=True)
+        answer.print(f"[dim]event[/] {literal(str(event))}", highlight=False, soft_wrap=True)
     if row is not None:
         _show_result(opened, episode, row)
 
@@ -95,18 +99,22 @@ def _turn(turn: Any) -> dict[str, Any]:
 def _token_tree(episode: str, content: JournalContent) -> Tree:
     """Turns under the turn whose tokens they continue."""
     tree = SessionTree(content.turns)
-    root = Tree(f"[bold]{escape(episode)}[/]  {len(content.turns)} turns", guide_style="dim")
+    root = Tree(f"[bold]{literal(episode)}[/]  {len(content.turns)} turns", guide_style="dim")
     nodes: dict[str, Tree] = {}
     for turn in content.turns:
         parent = tree.parent(turn.id)
-        facts = [f"{turn.prompt_length:,}+[bold]{len(turn.output_ids):,}[/] tokens", turn.finish_reason, turn.branch]
+        facts = [
+            f"{turn.prompt_length:,}+[bold]{len(turn.output_ids):,}[/] tokens",
+            turn.finish_reason,
+            literal(turn.branch),
+        ]
         facts += [f"[cyan]{status}[/]" for status in turn.parse]
         if len(turn.logprobs):
             facts.append(f"[dim]mean logprob {turn.logprobs.mean():.2f}[/]")
         if not turn.delivered:
             facts.append("[red]undelivered[/]")
         if turn.fork:
-            facts.append(f"[yellow]fork: {escape(turn.fork)}[/]")
+            facts.append(f"[yellow]fork: {literal(turn.fork)}[/]")
         # A continued turn stands beside its parent, so that a long conversation is a list and only forks indent.
         only_child = parent is not None and len(tree.children(parent)) == 1
         place = nodes[parent] if parent is not None else root
@@ -120,14 +128,14 @@ def _show_result(opened: RunDir, episode: str, row: dict[str, Any]) -> None:
     table = Table(show_header=False, box=None)
     table.add_row("state", f"[{STYLES[result.state]}]{result.state}[/]", f"reward {result.reward}")
     if result.failure:
-        table.add_row("failure", str(result.failure), escape(result.detail))
+        table.add_row("failure", str(result.failure), literal(result.detail))
     table.add_row("tokens", f"{result.sampled_tokens:,} sampled", f"{result.trained_tokens:,} trained")
     table.add_row(
         "seconds", f"{result.total_seconds:.1f}", ", ".join(f"{k} {v:.1f}" for k, v in result.seconds.items())
     )
     for test, state in (row["verdict"].get("tests") or {}).items():
-        table.add_row("test", f"[{'green' if state == 'passed' else 'red'}]{state}[/]", escape(test))
-    console.print(table)
+        table.add_row("test", f"[{'green' if state == 'passed' else 'red'}]{state}[/]", literal(test))
+    answer.print(table)
     patch = opened.patch_path(episode)
     if patch.exists() and (text := patch.read_bytes().decode("utf-8", "replace")):
-        console.print(Panel(escape(text[:8000]), title=str(patch), border_style="dim"))
+        answer.print(Panel(literal(text[:8000]), title=literal(str(patch)), border_style="dim"))

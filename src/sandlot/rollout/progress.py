@@ -7,13 +7,16 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Protocol, Self
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.measure import Measurement
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from sandlot.rollout.outcome import EpisodeResult
+from sandlot.terminal import literal, visible
 
 STYLES: Mapping[str, str] = {"solved": "green", "failed": "yellow", "ungraded": "red"}
 
@@ -75,7 +78,7 @@ class LiveTable:
         """A long step that belongs to no episode."""
         self._step = text
         if not self._live.is_started:
-            self._console.print(text, style="dim")
+            self._console.print(Text(visible(text), style="dim"))
 
     def turn(self, episode_id: str, turns: int, tokens: int) -> None:
         self._counts[episode_id] = (turns, tokens)
@@ -85,7 +88,7 @@ class LiveTable:
         self._counts.pop(result.episode_id, None)
         self._done += 1
         self._states[result.state] += 1
-        why = f" ({result.failure}: {result.detail})" if result.failure else ""
+        why = f" ({result.failure}: {visible(result.detail)})" if result.failure else ""
         line = Text.assemble(
             (f"{result.state:>8}", STYLES[result.state]),
             f"  {result.episode_id}  {result.turns} turns  {result.sampled_tokens} tokens"
@@ -108,33 +111,41 @@ class LiveTable:
         return Group(table if self._running else Text(self._step, style="dim"), bar, line)
 
 
-def summary_table(results: list[EpisodeResult]) -> Table:
-    """One row per task and harness: what became of its attempts, and what they cost."""
-    table = Table(title=None, header_style="bold", expand=False)
-    for name in ("task", "harness"):
-        table.add_column(name, no_wrap=True)
-    for name in (*STYLES, "turns", "sampled", "trained", "forks", "seconds"):
-        table.add_column(name, justify="right")
-    table.add_column("why", overflow="fold")
-    groups: dict[tuple[str, str], list[EpisodeResult]] = {}
-    for result in results:
-        groups.setdefault((result.task, result.harness), []).append(result)
-    for (task, harness), members in sorted(groups.items()):
-        kinds = sorted({str(r.failure) for r in members if r.failure})
-        _add(table, task, harness, members, ", ".join(kinds))
-    table.add_section()
-    _add(table, "all", "", results, "")
+def summary_table(results: list[EpisodeResult], console: Console) -> Table:
+    """One row per task and harness: what became of its attempts, and what they cost; less of it where `console` is
+    narrow."""
+    table = _summary(results, all_of_it=True)
+    if Measurement.get(console, console.options.update(max_width=1 << 16), table).minimum > console.width:
+        table = _summary(results, all_of_it=False)
     return table
 
 
-def _add(table: Table, task: str, harness: str, members: list[EpisodeResult], why: str) -> None:
-    states = [sum(r.state == name for r in members) for name in STYLES]
-    cells = [f"[{style}]{n}[/]" if n else "[dim]0[/]" for n, style in zip(states, STYLES.values(), strict=True)]
-    counts = (
-        sum(r.turns for r in members),
-        sum(r.sampled_tokens for r in members),
-        sum(r.trained_tokens for r in members),
-        sum(r.forks for r in members),
-    )
-    seconds = sum(r.total_seconds for r in members)
-    table.add_row(task, harness, *cells, *(f"{n:,}" for n in counts), f"{seconds:.1f}", why)
+def _summary(results: list[EpisodeResult], *, all_of_it: bool) -> Table:
+    table = Table(box=SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0), show_edge=False)
+    for name in ("task", "harness"):
+        table.add_column(name, no_wrap=all_of_it, overflow="fold")
+    costs = ("turns", "sampled", "trained", *(("forks", "seconds") if all_of_it else ()))
+    for name in (*STYLES, *costs):
+        table.add_column(name, justify="right", no_wrap=True, min_width=len(name))
+    if all_of_it:
+        table.add_column("why", overflow="fold", min_width=6)
+    groups: dict[tuple[str, str], list[EpisodeResult]] = {}
+    for result in results:
+        groups.setdefault((result.task, result.harness), []).append(result)
+    rows = [(task, harness, members) for (task, harness), members in sorted(groups.items())]
+    for task, harness, members in (*rows, ("all", "", results)):
+        if members is results:
+            table.add_section()
+        states = [sum(r.state == name for r in members) for name in STYLES]
+        cells = [f"[{style}]{n}[/]" if n else "[dim]0[/]" for n, style in zip(states, STYLES.values(), strict=True)]
+        cells += [f"{sum(count):,}" for count in zip(*map(_counts, members), strict=True)] or ["0"] * 4
+        cells.append(f"{sum(r.total_seconds for r in members):,.1f}")
+        cells.append(
+            ", ".join(sorted({str(r.failure) for r in members if r.failure})) if members is not results else ""
+        )
+        table.add_row(literal(task), literal(harness), *cells[: len(table.columns) - 2])
+    return table
+
+
+def _counts(result: EpisodeResult) -> tuple[int, int, int, int]:
+    return result.turns, result.sampled_tokens, result.trained_tokens, result.forks

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sandlot.errors import AuditError, JournalError
+from sandlot.errors import AuditError, JournalError, SandlotError
 from sandlot.rollout.policy import engine_at
 from sandlot.trajectory.audit import Violation
 from sandlot.trajectory.journal import read_journal
@@ -52,8 +52,12 @@ def audit_run(run: RunDir, tick: Tick | None = None) -> RunAudit:
             continue
         try:
             report = run.audit(episode_id)
-        except (JournalError, FileNotFoundError) as error:
-            found.violations.append((episode_id, Violation("journal", detail=str(error))))
+        except FileNotFoundError:
+            found.violations.append((episode_id, Violation("journal", detail="it is missing; restore it from a copy")))
+            continue
+        except SandlotError as error:
+            kind = "journal" if isinstance(error, JournalError) else "samples"
+            found.violations.append((episode_id, Violation(kind, detail=str(error))))
             continue
         counted = {
             "episodes": 1,

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from sandlot.errors import SandlotError
+
 _FIRST_WAIT_S = 0.5
 _LONGEST_WAIT_S = 15.0
 _LONGEST_ASKED_S = 120.0
@@ -91,9 +93,12 @@ async def replay(
                 results.append(result)
                 on_result(result)
 
-    async with asyncio.TaskGroup() as group:
-        for _ in range(concurrency):
-            group.create_task(worker())
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(concurrency):
+                group.create_task(worker())
+    except* SandlotError as several:  # of what is read while it is sent
+        raise several.exceptions[0] from None
     return sorted(results, key=lambda r: r.number)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import gzip
+import zlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +15,7 @@ from sandlot.errors import ConfigError
 
 Kind = Literal["chat", "responses", "anthropic", "google"]
 
+_GZIP = b"\x1f\x8b"
 _ANTHROPIC_BLOCKS = frozenset({"tool_use", "tool_result", "thinking", "redacted_thinking", "document"})
 _ANTHROPIC_KEYS = frozenset({"system", "stop_sequences", "thinking", "anthropic_version", "anthropic_beta"})
 
@@ -64,37 +67,47 @@ class Recorded:
         return headers | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
 
 
-def read_requests(path: Path) -> list[Recorded]:
-    """The requests of a JSONL file.
+def read_requests(path: Path, *, keep_response_ids: bool = False) -> Iterator[Recorded]:
+    """The requests of a JSONL file, which may be gzipped, one after another.
 
     A line is a request body, or an object with `body` (or `request`) and where it went in `path` or `url` (as in
     OpenAI's batch files). Raises `ConfigError` that names the first line that is neither. One that goes on from a
     response by its id, which only the server that gave it knows, becomes the whole history: an earlier line must have
-    that response in `response`.
+    that response in `response`. With `keep_response_ids` it stays as it is, for that server.
     """
     if not path.is_file():
         raise ConfigError(f"there is no file {path}: give a JSONL file with one recorded request a line")
-    found = []
     given: dict[str, list[Any]] = {}
-    with path.open("rb") as file:
-        for number, raw in enumerate(file, 1):
-            if raw.strip():
-                name = f"{path.name}:{number}"
-                line = _line(raw, name)
-                request = _request(line, name)
-                if request.kind == "responses":
-                    request = _whole(request, line.get("response"), given)
-                found.append(request)
-    if not found:
+    empty = True
+    for number, raw in enumerate(_lines(path), 1):
+        if raw.strip():
+            empty = False
+            name = f"{path.name}:{number}"
+            line = _line(raw, name)
+            request = _request(line, name)
+            if request.kind == "responses" and not keep_response_ids:
+                request = _whole(request, line.get("response"), given)
+            yield request
+    if empty:
         raise ConfigError(f"{path} holds no request")
-    return found
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        if file.peek(2)[:2] != _GZIP:
+            yield from file
+            return
+        try:
+            yield from gzip.GzipFile(fileobj=file)
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise ConfigError(f"{path} is damaged: {error}; compress the file again") from error
 
 
 def _line(raw: bytes, name: str) -> dict[str, Any]:
     try:
         line = msgspec.json.decode(raw)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise ConfigError(f"{name} is no JSON: {error}") from error
+        raise ConfigError(f"{name} is no JSON ({error}): each line must be one whole request") from error
     if not isinstance(line, dict):
         raise ConfigError(f"{name} is no JSON object: a line is a request body, or an object with body and path")
     return line
@@ -109,7 +122,8 @@ def _request(line: dict[str, Any], name: str) -> Recorded:
             break
     kind = kind_of(body, target)
     if kind is None and target:
-        raise ConfigError(f"{name} went to {target}, which is no call of a model: leave it out")
+        where = target.partition("?")[0]  # what follows may be a key
+        raise ConfigError(f"{name} went to {where}, which is no call of a model: leave it out")
     if kind is None:
         raise ConfigError(
             f"{name} is no request that is known: it has neither messages (chat, Anthropic), nor input (Responses), "
@@ -136,7 +150,8 @@ def _whole(request: Recorded, response: Any, given: dict[str, list[Any]]) -> Rec
         if (earlier := given.get(str(previous))) is None:
             raise ConfigError(
                 f"{request.name} goes on from response {previous!r}, which no earlier line has and another server does "
-                "not know: put each answer into its line as response, or record requests with their whole history"
+                "not know: put each answer into its line as response, record requests with their whole history, or "
+                "give --keep-response-ids where the server is the one that gave them"
             )
         body["input"] = items = [*earlier, *items]
     if isinstance(response, dict):

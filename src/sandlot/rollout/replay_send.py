@@ -5,13 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import aiohttp
 import msgspec
+from multidict import CIMultiDict
 
 from sandlot.rollout.replay import Answered, TryError
-from sandlot.rollout.replay_requests import Kind, Recorded
+from sandlot.rollout.replay_read import Reading, message_of
+from sandlot.rollout.replay_requests import Recorded
 
 _RETRYABLE = frozenset({408, 409, 425, 429})
 
@@ -42,71 +45,81 @@ class Sender:
     async def send(self, request: Recorded) -> Answered:
         """Post it and wait for the whole answer. `TryError` when there is none."""
         begin = time.monotonic()
-        headers = {**request.headers(self._api_key), **self._headers}
+        headers = CIMultiDict(request.headers(self._api_key))
+        headers.update(self._headers)
         raw = msgspec.json.encode(request.body)
+        reading = Reading(request.kind)
         try:
-            async with self._http.post(self._base + request.path, data=raw, headers=headers) as response:
-                if response.status != 200:
+            # A redirected POST would become a GET, and take the key to wherever it leads.
+            post = self._http.post(self._base + request.path, data=raw, headers=headers, allow_redirects=False)
+            async with post as response:
+                if response.status not in range(200, 300):
                     raise _refused(response, await response.read())
                 if "text/event-stream" not in response.content_type:
-                    return _whole(request.kind, response.status, await response.read())
-                return await _streamed(request.kind, response, begin)
+                    return _whole(reading, response.status, await response.read())
+                return await _streamed(reading, response, begin)
         except TimeoutError as error:
             raise TryError("no answer in time", retryable=True) from error
         except aiohttp.ClientConnectorError as error:
-            raise TryError(f"nobody answers at {self._base}", retryable=True) from error
+            raise TryError(f"nobody answers at {self._base} ({error.strerror})", retryable=True) from error
         except (aiohttp.ClientError, ConnectionError) as error:
             raise TryError(f"the connection broke ({type(error).__name__})", retryable=True) from error
 
 
 def _refused(response: aiohttp.ClientResponse, raw: bytes) -> TryError:
     status, headers = response.status, response.headers
+    if status in range(300, 400):
+        where = headers.get("location", "elsewhere")
+        return TryError(f"{status}: it has moved to {where}: give that address", retryable=False, status=status)
     retryable = status >= 500 or status in _RETRYABLE
     if (said := headers.get("x-should-retry")) is not None:
         retryable = said == "true"
-    after = None
+    return TryError(f"{status}: {_message(raw)}", retryable=retryable, status=status, after_s=_asked_wait(headers))
+
+
+def _asked_wait(headers: Mapping[str, str]) -> float | None:
+    """Seconds that the server asks to wait, in any of the spellings in use."""
+    for name, seconds in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        with suppress(KeyError, ValueError):
+            return max(0.0, float(headers[name]) * seconds)
     with suppress(KeyError, ValueError):
-        after = max(0.0, float(headers["retry-after"]))
-    return TryError(f"{status}: {_message(raw)}", retryable=retryable, status=status, after_s=after)
+        return max(0.0, parsedate_to_datetime(headers["retry-after"]).timestamp() - time.time())
+    return None
 
 
 def _message(raw: bytes) -> str:
-    try:
+    body: Any = None
+    with suppress(msgspec.DecodeError, RecursionError):
         body = msgspec.json.decode(raw)
-    except msgspec.DecodeError:
-        body = None
     if isinstance(body, list) and body:
         body = body[0]
     error = body.get("error", body) if isinstance(body, dict) else None
-    text = error.get("message") if isinstance(error, dict) else error
-    return (str(text) if text else raw.decode(errors="replace"))[:300] or "no reason given"
+    return message_of(error or raw[:1000].decode(errors="replace"))
 
 
-def _whole(kind: Kind, status: int, raw: bytes) -> Answered:
+def _take(reading: Reading, data: bytes, status: int) -> bool:
     try:
-        body = msgspec.json.decode(raw)
-    except msgspec.DecodeError as error:
-        raise TryError("the answer is no JSON", retryable=False, status=status) from error
-    reading = Reading(kind)
-    reading.whole(body if isinstance(body, dict) else {})
+        return reading.take(data)
+    except (ValueError, RecursionError) as error:
+        said = str(error) if isinstance(error, msgspec.MsgspecError) else "nested too deep, or no text"
+        raise TryError(f"that is no answer of the protocol: {said}", retryable=False, status=status) from error
+
+
+def _whole(reading: Reading, status: int, raw: bytes) -> Answered:
+    _take(reading, raw, status)
+    if reading.error:
+        raise TryError(f"in the answer: {reading.error}", retryable=False, status=status)
     if not reading.finish:
-        raise TryError(f"the answer is none of the protocol {kind}", retryable=False, status=status)
+        raise TryError("the answer does not say how it ended", retryable=False, status=status)
     return Answered(status, reading.finish, reading.input_tokens, reading.output_tokens)
 
 
-async def _streamed(kind: Kind, response: aiohttp.ClientResponse, begin: float) -> Answered:
-    reading = Reading(kind)
+async def _streamed(reading: Reading, response: aiohttp.ClientResponse, begin: float) -> Answered:
     first: float | None = None
-    async for data in _events(response):
-        if data == b"[DONE]":
+    async for data in _events(response.content.iter_any()):
+        if data in (b"", b"[DONE]"):
             continue
-        try:
-            event = msgspec.json.decode(data)
-        except msgspec.DecodeError as error:
-            raise TryError("an event of the stream is no JSON", retryable=False, status=response.status) from error
-        if not isinstance(event, dict):
-            continue
-        if reading.event(event) and first is None:
+        if _take(reading, data, response.status) and first is None:
             first = time.monotonic() - begin
         if reading.error:
             raise TryError(f"in the stream: {reading.error}", retryable=True, status=response.status)
@@ -115,108 +128,26 @@ async def _streamed(kind: Kind, response: aiohttp.ClientResponse, begin: float) 
     return Answered(response.status, reading.finish, reading.input_tokens, reading.output_tokens, first)
 
 
-async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+async def _events(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """The data of each server-sent event."""
-    rest = b""
     data: list[bytes] = []
-    async for chunk in response.content.iter_any():
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            line = line.rstrip(b"\r")
-            if line.startswith(b"data:"):
-                data.append(line[5:].removeprefix(b" "))
-            elif not line and data:
-                yield b"\n".join(data)
-                data = []
+    async for line in _lines(chunks):
+        if line.startswith(b"data:"):
+            data.append(line[5:].removeprefix(b" "))
+        elif not line and data:
+            yield b"\n".join(data)
+            data = []
     if data:
         yield b"\n".join(data)
 
 
-class Reading:
-    """What is learnt of an answer: how it ended and its tokens. `finish` is empty until it is complete."""
-
-    def __init__(self, kind: Kind) -> None:
-        self.kind = kind
-        self.finish = ""
-        self.error = ""
-        self.input_tokens: int | None = None
-        self.output_tokens: int | None = None
-
-    def whole(self, body: dict[str, Any]) -> None:
-        """Take a whole answer."""
-        if self.kind == "anthropic":
-            self._usage(body.get("usage"))
-            self.finish = str(body.get("stop_reason") or "")
-        elif self.kind == "responses":
-            self._usage(body.get("usage"))
-            self.finish = str(body.get("status") or "")
-        else:
-            self.event(body)
-
-    def event(self, event: dict[str, Any]) -> bool:
-        """Take one event of a stream; whether it carries content."""
-        if event.get("error"):
-            error = event["error"]
-            self.error = str(error.get("message") if isinstance(error, dict) else error)
-            return False
-        return {
-            "chat": self._chat,
-            "responses": self._responses,
-            "anthropic": self._anthropic,
-            "google": self._google,
-        }[self.kind](event)
-
-    def _chat(self, event: dict[str, Any]) -> bool:
-        self._usage(event.get("usage"))
-        content = False
-        for choice in event.get("choices") or ():
-            self.finish = str(choice.get("finish_reason") or self.finish)
-            delta = choice.get("delta") or choice.get("message") or {}
-            content |= any(delta.get(key) for key in ("content", "tool_calls", "reasoning", "reasoning_content"))
-        return content
-
-    def _responses(self, event: dict[str, Any]) -> bool:
-        kind = str(event.get("type", ""))
-        if kind in ("response.completed", "response.incomplete", "response.failed"):
-            response = event.get("response") or {}
-            self._usage(response.get("usage"))
-            if kind == "response.failed":
-                error = response.get("error") or {}
-                self.error = str(error.get("message") or "the response failed")
-            self.finish = kind.removeprefix("response.")
-        return kind.endswith(".delta")
-
-    def _anthropic(self, event: dict[str, Any]) -> bool:
-        kind = event.get("type")
-        if kind == "message_start":
-            self._usage((event.get("message") or {}).get("usage"))
-        elif kind == "message_delta":
-            self._usage(event.get("usage"))
-            self._stop = str((event.get("delta") or {}).get("stop_reason") or "")
-        elif kind == "message_stop":
-            self.finish = self._stop or "message_stop"
-        return kind == "content_block_delta"
-
-    _stop = ""
-
-    def _google(self, event: dict[str, Any]) -> bool:
-        usage = event.get("usageMetadata")
-        if isinstance(usage, dict):
-            self.input_tokens = usage.get("promptTokenCount", self.input_tokens)
-            said = [usage[key] for key in ("candidatesTokenCount", "thoughtsTokenCount") if usage.get(key) is not None]
-            self.output_tokens = sum(said) if said else self.output_tokens
-        content = False
-        for candidate in event.get("candidates") or ():
-            self.finish = str(candidate.get("finishReason") or self.finish)
-            content |= bool((candidate.get("content") or {}).get("parts"))
-        return content
-
-    def _usage(self, usage: Any) -> None:
-        if not isinstance(usage, dict):
-            return
-        names = ("prompt_tokens", "completion_tokens") if self.kind == "chat" else ("input_tokens", "output_tokens")
-        read = usage.get(names[0])
-        if read is not None and self.kind == "anthropic":  # there, what came from a cache is counted apart
-            read += (usage.get("cache_read_input_tokens") or 0) + (usage.get("cache_creation_input_tokens") or 0)
-        self.input_tokens = self.input_tokens if read is None else read
-        self.output_tokens = usage.get(names[1], self.output_tokens)
+async def _lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    begun: list[bytes] = []  # pieces of a line, joined once, however long it is
+    async for chunk in chunks:
+        head, end, rest = chunk.rpartition(b"\n")
+        if end:
+            for line in b"".join((*begun, head)).split(b"\n"):
+                yield line.removesuffix(b"\r")
+            begun = []
+        begun.append(rest)
+    yield b"".join(begun)

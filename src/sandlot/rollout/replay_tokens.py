@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from sandlot.engine.base import Engine, SamplingParams
@@ -27,18 +27,21 @@ def episodes_of(run: RunDir) -> list[tuple[str, int]]:
     return found
 
 
-def chains_of(run: RunDir, engine: Engine, *, repeat: int, limit: int | None) -> Iterator[list[Job]]:
+def chains_of(
+    run: RunDir, episode_ids: Sequence[str], engine: Engine, *, repeat: int, limit: int | None
+) -> Iterator[list[Job]]:
     """A chain per episode: its turns in their order, as its agent asked them; `limit` turns in all."""
     left = limit
     counter = itertools.count()
     for _ in range(repeat):
-        for episode_id, _ in episodes_of(run):
+        for episode_id in episode_ids:
+            if left == 0:
+                return
             jobs = _jobs(run, episode_id, engine, f"replay-{next(counter)}")
             if left is not None:
                 jobs = jobs[:left]
                 left -= len(jobs)
-            if jobs:
-                yield jobs
+            yield jobs
 
 
 def _jobs(run: RunDir, episode_id: str, engine: Engine, session_id: str) -> list[Job]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from importlib.metadata import version
 from pathlib import Path
@@ -64,6 +64,7 @@ async def rollout(
     tasks, specs = await asyncio.to_thread(planned, config)
     facts = {"sandlot": version("sandlot"), "python": platform.python_version(), "kernel": platform.release()}
     settings = config.model_dump(mode="json")
+    harnesses = {name: chosen(name, say) for name in config.harness}
     with RunDir.create_or_continue(out, settings, facts=facts, may_differ=MAY_DIFFER) as run:
         await asyncio.to_thread(run.recover)
         missing = [spec for spec in specs if run.state(spec.id) is not EpisodeState.FINISHED]
@@ -72,7 +73,7 @@ async def rollout(
             async with AsyncExitStack() as stack:
                 backend = make_backend(config.sandbox, config.sandbox_options)
                 stack.push_async_callback(backend.close)
-                harnesses, layers = await _install(config, {spec.task.image for spec in missing}, say)
+                layers = await _install(harnesses, {spec.task.image for spec in missing}, say)
                 log = run.path / "logs" / "engine.log"
                 policy = await stack.enter_async_context(policy_of(config, tasks, say=say, log=log))
                 for harness in harnesses.values():
@@ -111,19 +112,15 @@ async def _run_all(runner: EpisodeRunner, specs: Sequence[Episode]) -> None:
         raise several.exceptions[0] from None
 
 
-async def _install(
-    config: RunConfig, images: set[str], say: Say
-) -> tuple[dict[str, Harness], dict[str, tuple[Layer, ...]]]:
-    """The harnesses by name and their layers, installed now rather than in the first episode."""
-    harnesses: dict[str, Harness] = {}
+async def _install(harnesses: Mapping[str, Harness], images: set[str], say: Say) -> dict[str, tuple[Layer, ...]]:
+    """The harnesses' layers by name, installed now rather than in the first episode."""
     layers: dict[str, tuple[Layer, ...]] = {}
-    for name in config.harness:
-        harnesses[name] = chosen(name, say)
+    for name, harness in harnesses.items():
         say(f"installing {name}")
-        layers[name] = await asyncio.to_thread(harnesses[name].layers)
+        layers[name] = await asyncio.to_thread(harness.layers)
     for image in images:
         await asyncio.to_thread(runtime_layers, image)
-    return harnesses, layers
+    return layers
 
 
 def expect_room(harness: Harness, max_context: int) -> None:

@@ -52,6 +52,12 @@ class EpisodeState(StrEnum):
     FINISHED = "finished"
 
 
+def _begun(path: Path) -> bool:
+    """Whether an episode of the run was ever started."""
+    results = path / "results.jsonl"
+    return any((path / "episodes").glob("*.jsonl.gz")) or (results.exists() and results.stat().st_size > 0)
+
+
 def safe_name(episode_id: str) -> str:
     """A file name for an episode id: the id itself where that is safe, else a readable part and a hash."""
     if _PLAIN.fullmatch(episode_id) and not _ABORTED.fullmatch(episode_id):
@@ -85,7 +91,8 @@ class RunDir:
         """Make a run, or go on with the one at `path` when its configuration is the same.
 
         `config` is what the results depend on; `may_differ` names dotted keys (or their beginnings) that may change
-        between starts, such as a concurrency. `facts` (versions, command line) are only recorded.
+        between starts, such as a concurrency. `facts` (versions, command line) are only recorded. A run in which no
+        episode began takes any configuration.
         """
         path = Path(path)
         config = plain(config, "config")
@@ -94,13 +101,14 @@ class RunDir:
         path.mkdir(parents=True, exist_ok=True)
         lock = _take_lock(path)
         try:
-            if (path / "run.toml").exists():
-                stored, facts = read_run_file(path)
-                if difference := first_difference(stored, config, may_differ):
-                    raise ConfigError(
-                        f"{path} was made with another configuration ({difference}); "
-                        "use the same one or another directory"
-                    )
+            stored, recorded = read_run_file(path) if (path / "run.toml").exists() else (None, {})
+            difference = "" if stored is None else first_difference(stored, config, may_differ)
+            if difference and _begun(path):
+                raise ConfigError(
+                    f"{path} was made with another configuration ({difference}); use the same one or another directory"
+                )
+            if stored is not None and not difference:
+                facts = recorded
             else:
                 facts = plain(facts or {}, "facts")
                 run = {"schema": 1, "created": time.time(), "facts": facts, "config": config}

@@ -20,7 +20,7 @@ def read_run_file(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         if stored["schema"] != 1:
             raise ConfigError(f"{path} was written by another version of sandlot (schema {stored['schema']})")
         return stored["config"], stored["facts"]
-    except (tomllib.TOMLDecodeError, KeyError) as e:
+    except (ValueError, KeyError) as e:  # no TOML, or no UTF-8
         raise ConfigError(f"{path / 'run.toml'} cannot be read: {e}") from e
 
 

@@ -127,9 +127,11 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[IO[bytes]], 
             file.flush()
             os.fsync(file.fileno())
         temporary.rename(path)
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):
             temporary.unlink()
+        if isinstance(error, OSError):
+            error.filename, error.filename2 = os.fspath(path), None  # not the one that nobody knows of
         raise
     sync_directory(path.parent)
 

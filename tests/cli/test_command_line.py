@@ -1,0 +1,137 @@
+"""What the commands have in common: where they write, how they refuse, and what a terminal is spared."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from sandlot.cli.app import COMMANDS, GROUPS, app
+from sandlot.errors import ConfigError, FailureKind
+from sandlot.rollout.outcome import EpisodeResult
+from sandlot.rollout.progress import summary_table
+from sandlot.tasks import load_tasks
+from sandlot.terminal import literal, visible
+from sandlot.trajectory.records import SessionRecord
+from sandlot.trajectory.rundir import RunDir
+
+
+def sandlot(*argv: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "sandlot.cli", *argv], capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+# -- where things are written ----------------------------------------------------------------------------------------
+
+
+def test_what_was_asked_for_is_on_stdout_and_remarks_are_on_stderr() -> None:
+    shown = CliRunner().invoke(app, ["tasks", "show", "page-count"])
+    (task,) = (task for task in load_tasks("bundled") if task.id == "page-count")
+    assert shown.stdout.rstrip("\n") == task.statement.rstrip("\n")
+    assert shown.stderr == ""
+    listed = CliRunner().invoke(app, ["tasks", "list"])
+    assert "page-count" in listed.stdout
+
+
+def test_json_is_heard_at_once_from_a_command_that_goes_on() -> None:
+    code = "import time; from sandlot.cli.common import print_json; print_json({'ready': True}); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            said = "".join(process.stdout.readline() for _ in range(3))
+        finally:
+            process.kill()
+    assert json.loads(said) == {"ready": True}
+
+
+@pytest.mark.parametrize("name", [*COMMANDS, *GROUPS])
+def test_help_offers_nothing_that_only_some_commands_have(name: str) -> None:
+    shown = CliRunner().invoke(app, [name, "--help"])
+    assert shown.exit_code == 0
+    assert "completion" not in shown.stdout
+
+
+# -- refusals --------------------------------------------------------------------------------------------------------
+
+
+def test_an_error_is_shown_as_it_is_written() -> None:
+    """Square brackets and colons of a cure are no markup, and what somebody else named does not steer the terminal."""
+    done = sandlot("tasks", "list", "rows[docker]:x:\x1b]0;title\x07")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: rows[docker]:x:␛]0;title␇: ")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("what", ["rows.jsonl/below.jsonl", "directory.jsonl"])
+def test_what_the_system_refuses_is_one_sentence(what: str, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text("")
+    (tmp_path / "directory.jsonl").mkdir()
+    done = sandlot("tasks", "convert", "bundled", str(tmp_path / what))
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: {tmp_path}/"), done.stderr
+    assert "give another path" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_task_that_is_not_there_is_told_by_every_command_alike(tmp_path: Path) -> None:
+    (tmp_path / "p").write_text("")
+    for argv in (["check", "bundled"], ["grade", "bundled", "--patch", str(tmp_path / "p")]):
+        argv = (["tasks", *argv] if argv[0] == "check" else argv) + ["--only", "nope"]
+        refused = CliRunner().invoke(app, argv).exception
+        assert isinstance(refused, ConfigError), argv
+        assert "no task called 'nope'" in str(refused)
+
+
+# -- text of others --------------------------------------------------------------------------------------------------
+
+
+def test_text_of_others_cannot_steer_the_terminal() -> None:
+    hostile = "a\x1b[2J\x9b31mb\x08\r\n[red]c[/]\t:smile:\\\x7f"
+    assert visible(hostile) == "a␛[2J\ufffd31mb␈\n[red]c[/]\t:smile:\\␡"
+    out = io.StringIO()
+    Console(file=out, width=200, force_terminal=True, color_system=None, emoji=False).print(literal(hostile))
+    assert out.getvalue().expandtabs() == (visible(hostile) + "\n").expandtabs()
+
+
+# -- tables and runs -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [79, 104, 200])
+def test_the_summary_loses_columns_before_it_loses_digits(width: int) -> None:
+    result = EpisodeResult(
+        "e", "duration-text", "claude-code", 0.0, FailureKind.BUDGET, turns=1234, sampled_tokens=12_345, samples=1
+    )
+    out = io.StringIO()
+    console = Console(file=out, width=width)
+    console.print(summary_table([result] * 9, console))
+    lines = out.getvalue().splitlines()
+    for word in ("duration-text", "claude-code", "11,106", "111,105"):
+        assert any(word in line for line in lines), word
+    assert "…" not in out.getvalue()
+    assert ("seconds" in lines[0]) == (width > 79)
+    assert max(map(len, lines)) <= width
+
+
+def test_view_lists_the_episodes_that_are_under_way(tmp_path: Path) -> None:
+    with RunDir.create_or_continue(tmp_path / "run", {"tasks": "bundled"}) as run:
+        run.begin(SessionRecord(episode_id="cut--pi--0", group_id="cut")).close()
+        shown = CliRunner().invoke(app, ["view", str(tmp_path / "run")])
+    assert "unfinished  cut--pi--0" in shown.stdout
+
+
+def test_a_run_in_which_nothing_began_takes_another_configuration(tmp_path: Path) -> None:
+    for engine in ("http://typo", "http://right"):
+        with RunDir.create_or_continue(tmp_path, {"engine": engine}) as run:
+            assert run.config == {"engine": engine}
+    with RunDir.create_or_continue(tmp_path, {"engine": "http://right"}) as run:
+        run.begin(SessionRecord(episode_id="e", group_id="g")).close()
+    assert RunDir.read(tmp_path).config == {"engine": "http://right"}
+    with pytest.raises(ConfigError, match="another configuration"):
+        RunDir.create_or_continue(tmp_path, {"engine": "http://other"})
