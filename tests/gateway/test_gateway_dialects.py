@@ -279,8 +279,26 @@ async def test_a_spent_budget_and_a_wrong_key_have_the_dialects_shape(make_rig: 
         assert (reply.status, (await reply.json())["error"]["status"]) == (401, "UNAUTHENTICATED")
     async with rig.http.post(f"{url}?key={rig.opened.api_key}", json=body) as reply:
         assert reply.status == 403
-    async with rig.http.get(f"{rig.url}/v1beta/nowhere", headers={"x-goog-api-key": rig.opened.api_key}) as reply:
-        assert (reply.status, (await reply.json())["error"]["status"]) == (404, "NOT_FOUND")
+    for path in ("nowhere", "models", f"models/m:embedContent?key={rig.opened.api_key}"):
+        async with rig.http.get(f"{rig.url}/v1beta/{path}") as reply:
+            assert (reply.status, (await reply.json())["error"]["status"]) == (404, "NOT_FOUND")
+    async with rig.http.get(f"{rig.url}/v1/messages/batches") as reply:
+        assert (reply.status, (await reply.json())["error"]["type"]) == (404, "not_found_error")
+    async with rig.http.get(f"{rig.url}/v1/models", headers={"anthropic-version": "2023-06-01"}) as reply:
+        assert (reply.status, (await reply.json())["error"]["type"]) == (401, "authentication_error")
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/messages", "/v1/chat/completions", "/v1/responses", "/v1beta/models/m:generateContent"]
+)
+async def test_a_refusal_repeats_little_of_what_was_sent(make_rig: MakeRig, path: str) -> None:
+    rig = await make_rig()
+    message = {"role": "x" * 1_000_000, "content": "hi", "parts": []}
+    body = {"messages": [message], "input": [message], "contents": [message]}
+    bearer = {"Authorization": f"Bearer {rig.opened.api_key}"}
+    async with rig.http.post(rig.url + path, json=body, headers=bearer) as reply:
+        assert reply.status == 400
+        assert len(await reply.read()) < 400
 
 
 async def test_the_path_can_name_the_session_but_opens_nothing_without_its_key(make_rig: MakeRig) -> None:

@@ -94,7 +94,7 @@ class _Handler:
         try:
             self._session(request)
         except WireError as error:
-            return refused(wire_for("/v1/chat/completions"), error)
+            return refused(wire_of(request), error)
         created = int(self._gateway.started)
         entry = {"id": self._gateway.policy.model, "object": "model", "created": created, "owned_by": "sandlot"}
         return web.Response(body=msgspec.json.encode({"object": "list", "data": [entry]}), content_type=_JSON)
@@ -232,10 +232,11 @@ def key_of(request: web.Request) -> str:
 
 
 def wire_of(request: web.Request) -> Wire:
-    """The wire that the headers of a request point to, whatever its path."""
-    if "x-goog-api-key" in request.headers:
+    """The wire that a request points to, be it sent to where none is spoken."""
+    if "x-goog-api-key" in request.headers or "/v1beta/" in request.path:
         return wire_for("/v1beta/models/m:generateContent")
-    return wire_for("/v1/messages" if "anthropic-version" in request.headers else "/v1/chat/completions")
+    anthropic = "anthropic-version" in request.headers or "/messages" in request.path
+    return wire_for("/v1/messages" if anthropic else "/v1/chat/completions")
 
 
 def refused(wire: Wire, error: WireError | RecursionError) -> web.Response:

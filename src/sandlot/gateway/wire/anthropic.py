@@ -148,7 +148,7 @@ def _steps(message: Mapping[str, Any], where: str, deferred: Deferred) -> Sequen
     if role in ("system", "developer"):
         text, found = _text(content, f"{where}.content", deferred)
         return (Message("system", text), Found(found)) if found else (Message("system", text),)
-    raise invalid(f"{where}.role", f"{role!r} is unknown; it must be user, assistant or system")
+    raise invalid(f"{where}.role", f"{role!r:.80} is unknown; it must be user, assistant or system")
 
 
 def _text(content: Any, where: str, deferred: Deferred) -> tuple[str, tuple[Tool, ...]]:

@@ -162,7 +162,7 @@ def _steps(content: Any, where: str) -> Sequence[Step]:
         return _user(parts, where)
     if role == "system":
         return (Message("system", join_text(_text(part) for part in parts)),)
-    raise invalid(f"{where}.role", f"{role!r} is unknown; it must be user or model")
+    raise invalid(f"{where}.role", f"{role!r:.80} is unknown; it must be user or model")
 
 
 def _user(parts: Sequence[dict[str, Any]], where: str) -> Sequence[Step]:

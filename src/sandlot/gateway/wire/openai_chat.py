@@ -134,7 +134,7 @@ def _steps(message: Mapping[str, Any], where: str) -> Sequence[Step]:
         return (Message("user", text),)
     if role in ("tool", "function"):
         return (Result("", string(message.get("tool_call_id")), text, string(message.get("name"))),)
-    raise invalid(f"{where}.role", f"{role!r} is unknown; it must be system, user, assistant or tool")
+    raise invalid(f"{where}.role", f"{role!r:.80} is unknown; it must be system, user, assistant or tool")
 
 
 def _assistant(message: Mapping[str, Any], where: str) -> Message:

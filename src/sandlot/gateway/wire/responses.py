@@ -122,7 +122,7 @@ def _earlier(previous: Any, recall: Recall) -> Stored:
     stored = recall(_ANSWER + string(previous).removeprefix("resp_"))
     if stored is None:
         why = "this session has given no response of this id, or it was asked for with store: false"
-        raise WireError("not_found", f"previous_response_id: {previous!r}: {why}; send the whole history in input")
+        raise WireError("not_found", f"previous_response_id: {previous!r:.80}: {why}; send the whole history in input")
     return stored
 
 

@@ -113,7 +113,7 @@ def _message(item: Mapping[str, Any], where: str) -> Step:
         return Message("system", text)
     if role == "user":
         return Message("user", text)
-    raise invalid(f"{where}.role", f"{role!r} is unknown; it must be system, developer, user or assistant")
+    raise invalid(f"{where}.role", f"{role!r:.80} is unknown; it must be system, developer, user or assistant")
 
 
 def _name(item: Mapping[str, Any]) -> str:

@@ -241,7 +241,9 @@ class Transcript:
             return self._place[call_id]
         where += result.place
         if call_id:
-            raise invalid(where, f"this is the result of call {call_id!r}, but no earlier assistant message makes it")
+            raise invalid(
+                where, f"this is the result of call {call_id!r:.80}, but no earlier assistant message makes it"
+            )
         if name in self._named:  # the same result once more, as a client that resumes may send it
             return self._named[name]
         raise invalid(where, "a tool result must name its call by id")
