@@ -15,9 +15,10 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from sandlot.engine import EngineInfo, Generation, SamplingParams, client
+from sandlot.engine import EngineInfo, Generation, SamplingParams, VersionSpan, client
 from sandlot.engine.client import EngineClient, EngineUnreachableError
 from sandlot.engine.replicas import ReplicatedEngine, placed
+from sandlot.engine.resumable import ResumableEngine
 from sandlot.engine.sglang import SglangEngine
 from sandlot.engine.vllm import VllmEngine
 from sandlot.errors import EngineError
@@ -40,8 +41,7 @@ class Server:
         self.hold: asyncio.Event | None = None
         self.silent: asyncio.Event | None = None
         self.asked = asyncio.Event()
-        self.calls = 0
-        self.left: list[str] = []
+        self.versions = "v"
         self.aborted: list[str] = []
         self.health = asyncio.Queue[None]()
 
@@ -55,11 +55,13 @@ class Server:
         if "abort" in request.path:
             self.aborted += body["request_ids"] if "request_ids" in body else [body["rid"]]
             return web.Response()
-        self.calls += 1
         self.asked.set()
         if self.hold is not None:
             await self.hold.wait()
-        return web.json_response(SGLANG if request.path == "/generate" else VLLM)
+        if request.path == "/generate":
+            return web.json_response({"meta_info": SGLANG["meta_info"] | {"weight_version": self.versions}})
+        spans = [{"version": self.versions, "start": 0, "end": 1}]
+        return web.json_response({"choices": [VLLM["choices"][0] | {"weight_versions": spans}]})
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[str]:
@@ -228,6 +230,22 @@ async def test_aborts_go_through_a_router_to_the_server_that_has_the_request(
                 assert [f"{how}-{session}" in wire_id for wire_id in server.aborted] == [True]
         assert router.without == 0
         assert not engine._headers_of
+
+
+@BOTH
+async def test_weights_without_a_name_are_called_as_who_pushed_them_said(kind: type[EngineClient], make: Make) -> None:
+    """Both servers call their weights `default` until they are told otherwise; a pause and resume tells us."""
+    server = Server()
+    async with server.running() as url:
+        client = make(kind, url)
+        engine = ResumableEngine(client)
+        for version in ("0", "41"):
+            if version != "0":
+                engine.resume(version)
+            server.versions = "default"
+            assert (await ask(engine)).versions == (VersionSpan(version, 0, 1),)
+            server.versions = "pushed-7"
+            assert (await ask(engine)).versions == (VersionSpan("pushed-7", 0, 1),)
 
 
 @BOTH

@@ -155,7 +155,8 @@ async def test_truncation_is_in_the_logprobs(subject: Subject) -> None:
 
 
 async def test_the_probe_finds_processed_logprobs(subject: Subject) -> None:
-    assert await probe(subject.client, SamplingParams(temperature=0.7)) == "processed"
+    for sampling in (SamplingParams(temperature=0.7), SamplingParams(top_p=0.9)):
+        assert await probe(subject.client, sampling) == "processed"
 
 
 async def test_a_prompt_that_fills_the_context_overflows(subject: Subject) -> None:

@@ -177,6 +177,13 @@ async def test_a_server_without_the_endpoint_is_found_out_at_start(server: tuple
             await client.info()
 
 
+async def test_a_shortened_prompt_is_refused(server: tuple[Server, VllmEngine]) -> None:
+    told, client = server
+    told.body = json.dumps({**HONEST, "usage": {"prompt_tokens": 2, "completion_tokens": 4}}).encode()
+    with pytest.raises(EngineEvidenceError, match="read 2 prompt tokens of 3"):
+        await ask(client)
+
+
 async def test_two_choices_are_refused(server: tuple[Server, VllmEngine]) -> None:
     told, client = server
     told.body = json.dumps({**HONEST, "choices": HONEST["choices"] * 2}).encode()

@@ -12,13 +12,15 @@ from typing import Any, ClassVar
 import aiohttp
 import msgspec
 
-from sandlot.engine.base import EngineInfo
+from sandlot.engine.base import EngineInfo, VersionSpan
 from sandlot.errors import ConfigError, ContextOverflowError, EngineError
 from sandlot.ids import PromptIds
 
 # Below uvicorn's 5 s, so that a pooled connection is never used while the server closes it.
 _KEEP_ALIVE_S = 4.0
 _CONNECT_S = 10.0
+_UNNAMED = "default"
+"""The weight version of vLLM and SGLang until somebody tells them one."""
 _SILENT = 3
 """Questions in a row that a server may leave open before it counts as hung."""
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
@@ -227,6 +229,11 @@ def message_of(raw: bytes) -> str:
     error = body.get("error", body.get("detail", body.get("message")))
     text = error.get("message") if isinstance(error, dict) else error
     return (str(text) if text else raw.decode(errors="replace"))[:500] or "no reason given"
+
+
+def named(versions: Sequence[VersionSpan]) -> tuple[VersionSpan, ...]:
+    """The spans where the server was told what its weights are called: else whoever pushed them knows better."""
+    return tuple(versions) if any(span.version != _UNNAMED for span in versions) else ()
 
 
 def with_ids(body: dict[str, Any], field: str, ids: Sequence[int]) -> bytes:

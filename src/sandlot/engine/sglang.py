@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 
 from sandlot.engine.aborted import aborted
 from sandlot.engine.base import EngineInfo, Generation, SamplingParams, VersionSpan, checked
-from sandlot.engine.client import SHORT, EngineClient, object_of, with_ids
+from sandlot.engine.client import SHORT, EngineClient, named, object_of, with_ids
 from sandlot.errors import ContextOverflowError, EngineError, EngineEvidenceError
 
 # Said in every request, because a server may have other defaults and each would change the distribution.
@@ -260,8 +260,8 @@ def _generation(reply: _Reply, sampling: SamplingParams, truncates: bool) -> Gen
     matched = finish.matched if finish else None
     if isinstance(matched, str):  # no stop string was sent: SGLang says so of a token that is none
         raise refuse(f"it stopped for {matched!r}")
-    named = [entry[1] for entry in entries]
-    if not set(map(type, named)) <= {int}:
+    ids = [entry[1] for entry in entries]
+    if not set(map(type, ids)) <= {int}:
         raise refuse("a token id of its logprobs is none")
     logprobs = [entry[0] for entry in entries]
     if not set(map(type, logprobs)) <= {float}:
@@ -273,23 +273,22 @@ def _generation(reply: _Reply, sampling: SamplingParams, truncates: bool) -> Gen
                 "(0.5.23 does), or sample at temperature > 0 without truncation"
             )
         logprobs = meta.output_token_sampling_logprobs
-    count = len(named)
     if meta.weight_versions:
-        versions = tuple(VersionSpan(s.version, s.start, s.end) for s in meta.weight_versions)
+        versions = [VersionSpan(s.version, s.start, s.end) for s in meta.weight_versions]
     else:
-        versions = (VersionSpan(meta.weight_version, 0, count),) if meta.weight_version else ()
+        versions = [VersionSpan(meta.weight_version, 0, len(ids))] if meta.weight_version else []
     generation = Generation(
-        output_ids=tuple(named if reply.output_ids is None else reply.output_ids),
+        output_ids=tuple(ids if reply.output_ids is None else reply.output_ids),
         logprobs=tuple(logprobs),
         finish_reason=finish.type if finish else "null",
         stop_reason=matched if isinstance(matched, int) and matched in sampling.stop_token_ids else None,
-        versions=versions,
+        versions=named(versions),
         routed_experts=meta.routed_experts,
         cached_tokens=meta.cached_tokens,
     )
     if ended_early:
-        raise aborted(generation, logprob_ids=named, reported_tokens=meta.completion_tokens)
-    return checked(generation, logprob_ids=named, reported_tokens=meta.completion_tokens)
+        raise aborted(generation, logprob_ids=ids, reported_tokens=meta.completion_tokens)
+    return checked(generation, logprob_ids=ids, reported_tokens=meta.completion_tokens)
 
 
 def _number(value: Any) -> float:

@@ -11,7 +11,7 @@ import msgspec
 
 from sandlot.engine.aborted import aborted
 from sandlot.engine.base import EngineInfo, Generation, SamplingParams, VersionSpan, checked
-from sandlot.engine.client import SHORT, EngineClient, message_of, object_of, with_ids
+from sandlot.engine.client import SHORT, EngineClient, message_of, named, object_of, with_ids
 from sandlot.engine.wire import ABORT, GENERATE, ID_PREFIX, GenerateReply
 from sandlot.errors import ContextOverflowError, EngineError, EngineEvidenceError
 
@@ -99,7 +99,7 @@ class VllmEngine(EngineClient):
         if sampling.seed is not None:
             params["seed"] = sampling.seed
         reply = await self._generate(prompt_ids, params, request_id, session_id)
-        return _generation(reply)
+        return _generation(reply, len(prompt_ids))
 
     async def score(self, token_ids: Sequence[int]) -> list[float]:
         limit = (self._info or await self.info()).max_context
@@ -164,7 +164,7 @@ class VllmEngine(EngineClient):
         return super().failure(status, raw, prompt_tokens, path)
 
 
-def _generation(reply: GenerateReply) -> Generation:
+def _generation(reply: GenerateReply, prompt_tokens: int) -> Generation:
     """The reply's evidence, taken as it is and checked; what is missing is refused."""
 
     def refuse(why: str) -> EngineEvidenceError:
@@ -184,13 +184,15 @@ def _generation(reply: GenerateReply) -> Generation:
     if entries is None:
         raise refuse("it has no logprobs")
     usage = reply.usage
+    if usage and usage.prompt_tokens not in (None, prompt_tokens):
+        raise refuse(f"it read {usage.prompt_tokens} prompt tokens of {prompt_tokens}")
     details = usage.prompt_tokens_details if usage else None
     generation = Generation(
         output_ids=tuple(choice.token_ids or ()),
         logprobs=tuple(math.nan if e.logprob is None else e.logprob for e in entries),
         finish_reason=choice.finish_reason or "null",
         stop_reason=choice.stop_reason,
-        versions=tuple(VersionSpan(s.version, s.start, s.end) for s in choice.weight_versions or ()),
+        versions=named([VersionSpan(s.version, s.start, s.end) for s in choice.weight_versions or ()]),
         routed_experts=choice.routed_experts,
         cached_tokens=details.cached_tokens if details else None,
     )
