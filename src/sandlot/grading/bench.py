@@ -198,6 +198,27 @@ class Bench:
             raise GradingError(f"the test runner did not start ({said})")
         return report, result
 
+    async def fault_of(
+        self, report: Report, result: ExecResult, controls: Iterable[str], timeout: float, what: str
+    ) -> str:
+        """Why a run between control tests earns nothing as a whole, or nothing; `what` is what ran.
+
+        One that broke off (time limit, memory limit, a process that ended early) after the runner had started is the
+        patch's doing, provided that the control tests still run in the same sandbox; otherwise it is ungraded.
+        """
+        found = doubts(report, result, controls)
+        found += [f"{path} was changed while the tests ran" for path in await self.changed_tests()]
+        self.evidence["doubts"], self.evidence["reported"] = found, len(report.tests)
+        if result.timed_out or result.out_of_memory or report.ended is None:
+            await self.runner_works()
+        elif not report.tests:
+            raise NothingReportedError(f"no test was reported: {found[0]}")
+        if result.timed_out:
+            return f"{what} did not end within {timeout:g} s"
+        if result.out_of_memory:
+            return f"{what} used more memory than the sandbox has"
+        return f"the test run cannot be believed: {found[0]}" if found else ""
+
     async def runner_works(self, *, pytest: bool = True) -> None:
         """After a run that broke off: the control tests alone (or, without pytest, a command) must still run here.
 

@@ -9,8 +9,7 @@ from pathlib import PurePosixPath
 from sandlot.grading.bench import Bench, NothingReportedError
 from sandlot.grading.names import PASSED
 from sandlot.grading.verdict import Verdict
-from sandlot.grading.witness import Report, tampering, unreported
-from sandlot.sandbox import ExecResult
+from sandlot.grading.witness import Report, interrupted, session_fault
 from sandlot.tasks.task import CommandGrading
 
 _MENTIONS_PYTEST = re.compile(r"\b(pytest|py\.test)\b")
@@ -42,8 +41,8 @@ async def grade_command(bench: Bench) -> Verdict:
         await bench.runner_works(pytest=bool(report.sessions))
     elif report.ended != 0:
         detail = f"the command ended with status {report.ended}"
-    elif unfinished := session_fault(report):
-        detail = unfinished
+    elif fault := _not_passed(report):
+        detail = fault
     elif _MENTIONS_PYTEST.search(grading.command) and not report.sessions:
         raise NothingReportedError("the command ended with 0, but no pytest session of it was seen")
     else:
@@ -71,25 +70,12 @@ def is_test(path: str) -> bool:
     return not path.startswith("/") and bool(re.search(r"(^|/)(tests?/|test_[^/]*$)|_test\.py$", path))
 
 
-def interrupted(report: Report, result: ExecResult, timeout: float) -> str:
-    """Why a run broke off, or nothing."""
-    if result.timed_out:
-        return f"it did not end within {timeout:g} s"
-    if result.out_of_memory:
-        return "it used more memory than the sandbox has"
-    if report.ended is None:
-        return "it was killed before its end"
-    return ""
-
-
-def session_fault(report: Report) -> str:
+def _not_passed(report: Report) -> str:
     """What speaks against the pytest sessions of a command that ended with 0, or nothing."""
     if not report.sessions:
         return ""
-    if found := [*tampering(report), *unreported(report)]:
-        return found[0]
-    if report.foreign_skips:
-        return f"{report.foreign_skips[0]} was skipped by the code under test"
+    if fault := session_fault(report):
+        return fault
     bad = [name for name, outcome in report.tests.items() if outcome in ("failed", "error")]
     if bad:
         return f"{bad[0]} did not pass"

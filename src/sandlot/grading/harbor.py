@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
-import tarfile
 from collections.abc import Mapping
 from typing import Any
 
 from sandlot.errors import GradingError, SandboxLostError
 from sandlot.grading.bench import Bench, NothingReportedError
-from sandlot.grading.command import interrupted
 from sandlot.grading.credit import weighted
 from sandlot.grading.names import PASSED
 from sandlot.grading.verdict import Verdict
-from sandlot.grading.witness import Report, tampering, unreported
+from sandlot.grading.witness import Report, interrupted, session_fault
 from sandlot.tasks.task import HarborGrading
+from sandlot.workspace.apply import File, tar_of
 
 LOGS = "/logs/verifier"
 TESTS = "/tests"
@@ -45,8 +43,8 @@ async def grade_harbor(bench: Bench) -> Verdict:
     cleared = await bench.sandbox.exec(["/bin/sh", "-c", _CLEAR], user="root", cwd="/", timeout=120)
     if not cleared.ok:
         raise GradingError(f"the place of the reward could not be emptied: {cleared.text()[-500:]}")
-    files = {path: bench.test(path, data) for path, data in grading.files.items()}
-    await bench.sandbox.upload_tar(TESTS, _tar(files), user="root")
+    files = {path.encode(): File("100755", bench.test(path, data)) for path, data in grading.files.items()}
+    await bench.sandbox.upload_tar(TESTS, tar_of(files), user="root")
     script = f"bash {TESTS}/test.sh 2>&1 | tee {LOGS}/test-stdout.txt"
     report, result = await bench.work(
         "command",
@@ -117,23 +115,11 @@ def contradicted(report: Report, reward: float) -> str:
     """What the pytest sessions of the verifier say against its reward, or nothing."""
     if not report.sessions:
         return ""
-    if found := [*tampering(report), *unreported(report)]:
-        return found[0]
-    if report.foreign_skips:
-        return f"{report.foreign_skips[0]} was skipped by the code under test"
+    if fault := session_fault(report):
+        return fault
     if PASSED not in report.tests.values():
         return "the verifier gave a reward, but none of its tests passed"
     failed = [name for name, outcome in report.tests.items() if outcome in ("failed", "error")]
     if reward == 1 and (failed or report.errors):
         return f"the verifier gave 1, but {next(iter([*failed, *report.errors]))} did not pass"
     return ""
-
-
-def _tar(files: Mapping[str, bytes]) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for path, data in files.items():
-            member = tarfile.TarInfo(path)
-            member.size, member.mode = len(data), 0o755
-            tar.addfile(member, io.BytesIO(data))
-    return buffer.getvalue()

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from sandlot.grading.bench import Bench, NothingReportedError
-from sandlot.grading.command import interrupted
 from sandlot.grading.credit import verdict_of_tests
 from sandlot.grading.names import PASSED, match, worst
 from sandlot.grading.verdict import Verdict
-from sandlot.grading.witness import Report, tampering
+from sandlot.grading.witness import Report, interrupted, tampering
 from sandlot.sandbox import ExecResult
 
 

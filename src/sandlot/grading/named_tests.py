@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from sandlot.grading.bench import Bench, NothingReportedError
+from sandlot.grading.bench import Bench
 from sandlot.grading.credit import verdict_of_tests
 from sandlot.grading.names import function_of, match, required_tests
 from sandlot.grading.verdict import Verdict
-from sandlot.grading.witness import doubts, without_controls
+from sandlot.grading.witness import without_controls
 from sandlot.tasks.task import PytestGrading
 
 
@@ -54,32 +54,14 @@ async def grade_named(
 async def run_pytest(
     bench: Bench, hidden: Mapping[str, bytes | None], files: list[str], timeout: float, *, required: list[str] | None
 ) -> Ran:
-    """Run the tests of `files` (those that are `required`, or all) between control tests.
-
-    A run that broke off (time limit, memory limit, a process that ended early) after the runner had started is the
-    patch's doing, provided that the control tests still run in the same sandbox; otherwise it is ungraded.
-    """
+    """Run the tests of `files` (those that are `required`, or all) between control tests."""
     await bench.put_hidden(hidden, files)
     names = [function_of(name) for name in required or ()]
     controls = await bench.put_controls([str(PurePosixPath(grading_dir(files)))], names)
     report, result = await bench.work(
         "pytest", controls=controls, timeout=timeout, required=required, files=[*files, *controls]
     )
-    found = doubts(report, result, controls)
-    found += [f"{path} was changed while the tests ran" for path in await bench.changed_tests()]
-    bench.evidence["doubts"] = found
-    bench.evidence["reported"] = len(report.tests)
-    if result.timed_out or result.out_of_memory or report.ended is None:
-        await bench.runner_works()
-    elif not report.tests:
-        raise NothingReportedError(f"no test was reported: {found[0]}")
-    fault = ""
-    if result.timed_out:
-        fault = f"the tests did not end within {timeout:g} s"
-    elif result.out_of_memory:
-        fault = "the tests used more memory than the sandbox has"
-    elif found:
-        fault = f"the test run cannot be believed: {found[0]}"
+    fault = await bench.fault_of(report, result, controls, timeout, "the tests")
     return Ran(without_controls(report, controls), fault)
 
 

@@ -36,7 +36,7 @@ def match(required: Iterable[str], ran: Mapping[str, str]) -> tuple[dict[str, st
         if exact in by_name:
             results[name] = by_name[exact]
             continue
-        meant = [other for other in by_name if is_cut(exact) and other.startswith(exact)]
+        meant = [other for other in by_name if other.startswith(exact)] if is_cut(exact) else []
         if meant:
             repairs.append(
                 f"{name!r} is cut short and was taken for {len(meant)} tests: {', '.join(sorted(meant)[:20])}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import tarfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,6 +18,7 @@ from sandlot.sandbox import Sandbox, SandboxBackend, SandboxSpec
 from sandlot.tasks.rows import test_checkouts
 from sandlot.tasks.task import PytestGrading, R2EGrading, SweProGrading, Task
 from sandlot.workspace import Patch, apply_patch, prepare
+from sandlot.workspace.apply import File, tar_of
 from sandlot.workspace.prepare import hidden_files_at
 from sandlot.workspace.snapshot import spool
 
@@ -87,14 +87,8 @@ async def _let_git_trust(sandbox: Sandbox) -> None:
 @cache
 def _worker() -> bytes:
     """Our programs for the sandbox, as a tar."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        for file in sorted(Path(__file__).with_name("worker").glob("*.py")):
-            member = tarfile.TarInfo(file.name)
-            data = file.read_bytes()
-            member.size, member.mode = len(data), 0o644
-            tar.addfile(member, io.BytesIO(data))
-    return buffer.getvalue()
+    programs = Path(__file__).with_name("worker").glob("*.py")
+    return tar_of({file.name.encode(): File("100644", file.read_bytes()) for file in sorted(programs)})
 
 
 async def _checked_out(sandbox: Sandbox, task: Task) -> dict[str, bytes]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 from sandlot.cache import cache_dir, locked
 from sandlot.errors import ConfigError
 from sandlot.sandbox import Layer
+from sandlot.sandbox.host_python import host_python, system_python
 
 MOUNT_POINT = "/opt/sandlot/python-tests"
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -33,7 +33,7 @@ def runtime_layers(image: str = "host") -> tuple[Layer, ...]:
     if image != "host":
         return ()
     layers = [test_runtime_layer()]
-    if _system_python() is None:
+    if system_python() is None:
         layers.append(Layer(Path(sys.base_prefix), sys.base_prefix))
     return tuple(layers)
 
@@ -43,19 +43,19 @@ def runtime_env(image: str = "host") -> dict[str, str]:
     if image != "host":
         return {}
     path = [f"{MOUNT_POINT}/bin", _SYSTEM_PATH]
-    if _system_python() is None:
+    if system_python() is None:
         path.insert(1, f"{sys.base_prefix}/bin")
     return {"PATH": ":".join(path), "PYTHONPATH": f"{MOUNT_POINT}/lib", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
-def interpreter(image: str = "host") -> str:
+def interpreter(image: str) -> str:
     """The interpreter that runs tests: its path, or a name to look up in the image."""
     if image != "host":
         return "python"
-    return _system_python() or f"{sys.base_prefix}/bin/python3"
+    return host_python()
 
 
-def libraries(image: str = "host") -> list[str]:
+def libraries(image: str) -> list[str]:
     """Where the test runner is imported from; empty: from the image's own environment."""
     return [f"{MOUNT_POINT}/lib"] if image == "host" else []
 
@@ -86,7 +86,7 @@ def _installed(home: Path) -> Path:
 def _key() -> str:
     import hashlib
 
-    return hashlib.sha256(f"{REQUIREMENTS}{interpreter()}1".encode()).hexdigest()[:16]
+    return hashlib.sha256(f"{REQUIREMENTS}{host_python()}1".encode()).hexdigest()[:16]
 
 
 def _install(place: Path) -> None:
@@ -109,15 +109,7 @@ def _install(place: Path) -> None:
     programs = place / "bin"
     programs.mkdir()
     for name in ("python", "python3"):
-        (programs / name).symlink_to(interpreter())
+        (programs / name).symlink_to(host_python())
     for name in ("pytest", "py.test"):
-        (programs / name).write_text(f'#!/bin/sh\nexec {interpreter()} -m pytest "$@"\n')
+        (programs / name).write_text(f'#!/bin/sh\nexec {host_python()} -m pytest "$@"\n')
         (programs / name).chmod(0o755)
-
-
-def _system_python() -> str | None:
-    """The interpreter that a sandbox of the machine's own /usr has."""
-    for path in ("/usr/bin/python3", "/usr/local/bin/python3"):
-        if os.access(path, os.X_OK):
-            return path
-    return None

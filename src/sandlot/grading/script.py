@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import secrets
 
-from sandlot.grading.bench import Bench, NothingReportedError
+from sandlot.grading.bench import Bench
 from sandlot.grading.names import PASSED
 from sandlot.grading.verdict import Verdict
-from sandlot.grading.witness import doubts, without_controls
+from sandlot.grading.witness import without_controls
 from sandlot.tasks.task import ScriptGrading
 
 
@@ -24,20 +24,9 @@ async def grade_script(bench: Bench) -> Verdict:
     controls = await bench.put_controls(["."], [])
     report, result = await bench.work("script", controls=controls, timeout=grading.timeout, script=script)
     tests = without_controls(report, controls)
-    found = doubts(report, result, controls)
-    found += [f"{path} was changed while the tests ran" for path in await bench.changed_tests()]
-    bench.evidence["doubts"], bench.evidence["reported"] = found, len(report.tests)
     not_passed = [name for name, outcome in tests.items() if outcome != PASSED]
-    if result.timed_out or result.out_of_memory or report.ended is None:
-        await bench.runner_works()
-    elif not report.tests:
-        raise NothingReportedError("the script reported no test")
-    if result.timed_out:
-        detail = f"the script did not end within {grading.timeout:g} s"
-    elif result.out_of_memory:
-        detail = "the script used more memory than the sandbox has"
-    elif found:
-        detail = f"the test run cannot be believed: {found[0]}"
+    if fault := await bench.fault_of(report, result, controls, grading.timeout, "the script"):
+        detail = fault
     elif report.errors:
         detail = f"{next(iter(report.errors))} could not be collected"
     elif not tests:

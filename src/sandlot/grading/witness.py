@@ -158,6 +158,26 @@ def unreported(report: Report) -> list[str]:
     ]
 
 
+def session_fault(report: Report) -> str:
+    """What speaks against the pytest sessions of a run, whatever their tests said; or nothing."""
+    if found := [*tampering(report), *unreported(report)]:
+        return found[0]
+    if report.foreign_skips:
+        return f"{report.foreign_skips[0]} was skipped by the code under test"
+    return ""
+
+
+def interrupted(report: Report, result: ExecResult, timeout: float) -> str:
+    """Why a run broke off, or nothing."""
+    if result.timed_out:
+        return f"it did not end within {timeout:g} s"
+    if result.out_of_memory:
+        return "it used more memory than the sandbox has"
+    if report.ended is None:
+        return "it was killed before its end"
+    return ""
+
+
 def without_controls(report: Report, controls: Iterable[str]) -> dict[str, str]:
     """The results of the task's own tests."""
     files = list(controls)

@@ -7,12 +7,12 @@ from functools import cache
 from pathlib import Path
 
 from sandlot.errors import ConfigError, FailureKind
-from sandlot.grading.runtime import interpreter
 from sandlot.harness.base import Command, Endpoint, wires
 from sandlot.harness.ending import classify, last_words
 from sandlot.harness.layer import MOUNT_ROOT, Progress
 from sandlot.harness.wheels import wheel_layer
 from sandlot.sandbox import ExecResult, Layer, Sandbox
+from sandlot.sandbox.host_python import host_python
 
 _VERSION = "2.4.6"
 _ROOT = f"{MOUNT_ROOT}/mini-swe-agent"
@@ -104,7 +104,7 @@ class MiniSweAgent:
 
 @cache
 def _host_python() -> str:
-    program = interpreter()
+    program = host_python()
     done = subprocess.run(
         [program, "-I", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"],
         capture_output=True, text=True, check=False,

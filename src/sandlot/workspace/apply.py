@@ -97,7 +97,7 @@ async def write_files(
             "xargs -0 -n 1 rmdir -p -- 2>/dev/null", user="root", cwd=workdir, stdin=emptied, timeout=600
         )
     if new := {path: file for path, file in files.items() if file is not None}:
-        await sandbox.upload_tar(workdir, _tar(new), user=user)
+        await sandbox.upload_tar(workdir, tar_of(new), user=user)
 
 
 def tree_of_tar(tar: IO[bytes], prepared: Prepared, planned: _Planned | None = None) -> str:
@@ -157,7 +157,7 @@ def without_stubs(diff: bytes) -> tuple[bytes, tuple[str, ...]]:
     return b"".join(kept), tuple(skipped)
 
 
-def _tar(files: Mapping[bytes, File]) -> bytes:
+def tar_of(files: Mapping[bytes, File]) -> bytes:
     """A tar of files and links with git's modes."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT, errors="surrogateescape") as tar:
