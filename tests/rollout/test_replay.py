@@ -23,7 +23,7 @@ from aiohttp.test_utils import TestServer
 from typer.testing import CliRunner
 
 from sandlot.chat.format import TemplateFormat
-from sandlot.cli.app import app
+from sandlot.cli.app import app, told_of
 from sandlot.errors import ConfigError
 from sandlot.gateway import Gateway, GatewayLimits
 from sandlot.rollout.replay import Answered, Job, TryError, percentiles, replay, summary
@@ -482,6 +482,13 @@ async def test_interrupted_it_tells_what_was_answered(flaky: tuple[Flaky, str], 
     assert b"interrupted" in stderr
     assert b"Traceback" not in stderr
     assert [json.loads(line)["ok"] for line in out.read_text().splitlines()] == [True]
+
+
+async def test_a_full_disk_is_no_riddle(flaky: tuple[Flaky, str], tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "r.jsonl", [{"model": "m", "user": "fine", "messages": USER}])
+    with pytest.raises(OSError) as refused:  # noqa: PT011
+        await invoke(str(file), "--base-url", flaky[1], "--out", "/dev/full")
+    assert "free some space" in told_of(refused.value)
 
 
 async def test_a_gzipped_file_is_read_and_a_damaged_one_refused(flaky: tuple[Flaky, str], tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ async def replay(
         async with asyncio.TaskGroup() as group:
             for _ in range(concurrency):
                 group.create_task(worker())
-    except* SandlotError as several:  # of what is read while it is sent
+    except* (SandlotError, OSError) as several:  # of what is read and written meanwhile
         raise several.exceptions[0] from None
     return sorted(results, key=lambda r: r.number)
 

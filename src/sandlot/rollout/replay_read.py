@@ -197,5 +197,5 @@ class Reading:
 
 def message_of(error: Any) -> str:
     """What an error object says, in the words of the server, cut."""
-    text = error.get("message") if isinstance(error, dict) else error
+    text = error.get("message") or error.get("detail") if isinstance(error, dict) else error
     return str(text or error or "no reason given")[:300]

@@ -108,7 +108,7 @@ async def _run_all(runner: EpisodeRunner, specs: Sequence[Episode]) -> None:
         async with asyncio.TaskGroup() as group:
             for spec in specs:
                 group.create_task(one(spec))
-    except* SandlotError as several:
+    except* (SandlotError, OSError) as several:  # the latter of the run directory: a full disk ends the run
         raise several.exceptions[0] from None
 
 

@@ -131,7 +131,7 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[IO[bytes]], 
         with suppress(OSError):
             temporary.unlink()
         if isinstance(error, OSError):
-            error.filename, error.filename2 = os.fspath(path), None  # not the one that nobody knows of
+            error.filename = os.fspath(path)  # not the one that nobody knows of
         raise
     sync_directory(path.parent)
 
