@@ -486,7 +486,7 @@ async def test_interrupted_it_tells_what_was_answered(flaky: tuple[Flaky, str], 
 
 async def test_a_full_disk_is_no_riddle(flaky: tuple[Flaky, str], tmp_path: Path) -> None:
     file = write_lines(tmp_path / "r.jsonl", [{"model": "m", "user": "fine", "messages": USER}])
-    with pytest.raises(OSError) as refused:  # noqa: PT011
+    with pytest.raises(OSError) as refused:
         await invoke(str(file), "--base-url", flaky[1], "--out", "/dev/full")
     assert "free some space" in told_of(refused.value)
 
