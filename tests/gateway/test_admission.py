@@ -74,3 +74,18 @@ async def test_calls_that_wait_are_counted(make_rig: MakeRig) -> None:
     rig.engine.release.set()
     assert set(await asyncio.gather(*calls)) == {200}
     assert await post(rig, ask("one more")) == 200
+
+
+async def test_what_is_no_http_is_refused_and_not_logged(make_rig: MakeRig, caplog: pytest.LogCaptureFixture) -> None:
+    rig = await make_rig()
+    for head in (
+        "GET / HTTP/1.1\nX: y\n\n",
+        "POST /v1/messages HTTP/1.1\r\nContent-Length: +2\r\n\r\n{}",
+        "GET\r\n\r\n",
+    ):
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(rig.url.rpartition(":")[2]))
+        writer.write(head.encode())
+        async with asyncio.timeout(30):
+            assert b" 400 " in await reader.readline()
+        writer.close()
+    assert not caplog.records

@@ -6,13 +6,18 @@ import asyncio
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from aiohttp import web
 
 from sandlot.engine import SamplingParams
 from sandlot.errors import ConfigError, JournalError
-from sandlot.gateway.control import control_app
+from sandlot.gateway import front_control
+from sandlot.gateway.control import control_app, prometheus
+from sandlot.gateway.relay import client_of
 from sandlot.trajectory.samples import linearize
 from support.rig import Kept, MakeRig, Rig, ask
 
@@ -161,3 +166,33 @@ async def test_odd_keys_and_bodies_are_refused_like_any_other(make_rig: MakeRig)
     ):
         async with rig.http.post(f"{told.url}/control/sessions", data=body, headers=ADMIN) as reply:
             assert (reply.status, says in (await reply.json())["error"]) == (400, True)
+
+
+async def test_metrics_of_several_workers_do_not_wait_for_one_that_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(front_control, "_SCRAPE_S", 0.2)
+    hang = [asyncio.Event() for _ in range(2)]
+    workers, runners = [], []
+    for number in range(2):
+        hang[number].set()
+
+        async def metrics(request: web.Request, number: int = number) -> web.Response:
+            await hang[number].wait()
+            return prometheus(b"# HELP t_total T.\n# TYPE t_total counter\nt_total 2.0\n")
+
+        app = web.Application()
+        app.router.add_get("/metrics", metrics)
+        runners.append(web.AppRunner(app))
+        await runners[-1].setup()
+        await web.UnixSite(runners[-1], str(tmp_path / str(number))).start()
+        workers.append(SimpleNamespace(number=number, client=client_of(tmp_path / str(number)), up=asyncio.Event()))
+        workers[-1].up.set()
+    told: Any = front_control.FrontControl(cast("Any", SimpleNamespace(up=workers, all=workers)), 9)
+    for _ in range(2):
+        assert b"t_total 4.0" in (await told.metrics(None)).body
+        hang[1].clear()
+    hang[1].set()
+    for worker, runner in zip(workers, runners, strict=True):
+        await worker.client.close()
+        await runner.cleanup()

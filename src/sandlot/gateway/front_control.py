@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 from collections import Counter
 from collections.abc import Mapping
@@ -20,6 +21,9 @@ from sandlot.gateway.keys import key_digest
 from sandlot.gateway.metrics import Merged
 from sandlot.gateway.relay import relay
 from sandlot.gateway.workers import Worker, Workers
+
+_SCRAPE_S = 5.0
+"""How long a worker may take to tell its metrics: whoever scrapes waits some ten seconds."""
 
 
 @dataclass
@@ -159,7 +163,12 @@ class FrontControl:
         return prometheus(self._metrics.text())
 
     async def _scrape(self, worker: Worker) -> None:
-        if (answer := await _tell(worker, "/metrics")) is not None and worker.up.is_set():
+        """Ask a worker for its counts; of one that hangs the last are told."""
+        answer = None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_SCRAPE_S):
+                answer = await _tell(worker, "/metrics")
+        if answer is not None and worker.up.is_set():
             assert isinstance(answer.body, bytes)
             self._metrics.told(worker.number, answer.body.decode())
 

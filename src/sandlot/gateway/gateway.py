@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import logging
 import secrets
 import socket
 import time
@@ -14,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from sandlot.engine.base import SamplingParams
 from sandlot.engine.probe import require_sampled
@@ -31,6 +33,10 @@ from sandlot.trajectory.audit import AuditReport, audit
 from sandlot.trajectory.sample import Sample
 from sandlot.trajectory.samples import linearize
 from sandlot.trajectory.turn import Turn
+
+_http_log = logging.getLogger("sandlot.gateway.http")
+# What is no HTTP is told to who sent it: an agent could fill the log with it, its key in every traceback.
+_http_log.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError)))
 
 _LARGE = 2_000_000
 """Characters of a prompt, or bytes of a request, that are larger than nearly any context."""
@@ -288,7 +294,12 @@ class Gateway:
         # Handlers are cancelled when their client goes, which is how an abandoned call is noticed.
         # Bodies stay packed: those for another process are passed on as they are.
         runner = web.AppRunner(
-            app, handler_cancellation=True, auto_decompress=False, access_log=None, shutdown_timeout=2.0
+            app,
+            handler_cancellation=True,
+            auto_decompress=False,
+            access_log=None,
+            logger=_http_log,
+            shutdown_timeout=2.0,
         )
         await runner.setup()
         self._runners.append(runner)
