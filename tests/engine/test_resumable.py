@@ -336,7 +336,9 @@ async def test_a_real_vllm_is_cut_off_and_goes_on(tmp_path: Path) -> None:
             # The likeliest tokens go round in a circle and never end a turn; sampled ones may at once.
             done, cuts = await cut(resumable, top_k=1)
             assert (cuts, len(done.output_ids), done.finish_reason) == (3, 4000, "length")
-            assert (done.versions[0].version, done.versions[-1].version) == ("0", "v3")
+            names = [span.version for span in done.versions]  # a part may have been cut off before its first token
+            assert set(names) <= {"0", "v1", "v2", "v3"}
+            assert (sorted(names), names[-1]) == (names, "v3")
             for _ in range(20):
                 done, cuts = await cut(resumable)
                 if cuts:
