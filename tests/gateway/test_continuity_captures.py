@@ -136,6 +136,31 @@ def test_a_call_may_come_back_in_a_form_of_the_clients_own_once(cli: str, scenar
 
 
 @pytest.mark.parametrize(("cli", "scenario"), CLIENTS)
+def test_a_late_difference_in_a_long_message_is_what_is_quoted(cli: str, scenario: str) -> None:
+    first = asked(load_capture(cli)[scenario][0])
+    head, *others = first.messages
+    continuity = Continuity()
+    for turn, day in enumerate(("Monday", "Tuesday")):
+        prompt = replace(head, text=f"{'You are an agent. ' * 5000}Today is {day}. {'Rules. ' * 5000}")
+        match = continuity.match([prompt, *others], first.tools)
+        continuity.record(match, f"t{turn}", Message("assistant"))
+    quoted = match.fork.removeprefix(f"message 0 ({head.role}) differs: ")
+    assert quoted.startswith("'…an agent. Today is Tuesday. Rules. ")
+    assert len(quoted) == len("'…'") + 80
+
+
+@pytest.mark.parametrize(("cli", "scenario"), CLIENTS)
+def test_an_error_flag_that_comes_and_goes_is_no_change(cli: str, scenario: str) -> None:
+    """No template shows it."""
+    turns, continuity = load_capture(cli)[scenario][:3], Continuity()
+    replay(turns, continuity, answers=2)
+    request = asked(turns[2])
+    flipped = [replace(m, is_error=not m.is_error) if m.role == "tool" else m for m in request.messages]
+    match = continuity.match(flipped, request.tools)
+    assert (match.turn, match.fork) == ("t1", "")
+
+
+@pytest.mark.parametrize(("cli", "scenario"), CLIENTS)
 def test_a_fork_names_where_it_leaves_all_branches(cli: str, scenario: str) -> None:
     """An edit that another branch has too is not where they part."""
     turns, continuity = load_capture(cli)[scenario][:3], Continuity()

@@ -24,17 +24,20 @@ class Match:
     `turn` is the last own turn in its history (None: there is none), `new` the messages after that turn. `key` stands
     for the whole request: equal keys are the same question under the same history. `fork` says why the request is no
     plain continuation, with the first difference; it is empty for the first request of a session. `path` are the keys
-    before and after each message, `edits` what is wrong with messages that have a mark of ours.
+    before and after each of `messages`, `edits` what is wrong with those that have a mark of ours.
     """
 
     turn: str | None
     new: tuple[Message, ...]
     key: bytes
     fork: str = ""
+    messages: tuple[Message, ...] = ()
     path: tuple[bytes, ...] = ()
     edits: Mapping[int, str] = field(default_factory=dict)
 
 
+_EXCERPT, _BEFORE = 80, 20
+"""Characters that a fork's reason quotes, and how many of them stand before the difference where that comes late."""
 _WALKS = 4
 """How many of the last requests are remembered to begin from."""
 
@@ -131,6 +134,7 @@ class Continuity:
     _marks: dict[str, str] = field(default_factory=dict)
     _under: dict[bytes, list[str]] = field(default_factory=dict)
     _known: dict[bytes, str] = field(default_factory=dict)
+    _next: dict[bytes, Message] = field(default_factory=dict)
     _continued: set[str] = field(default_factory=set)
     _walks: list[_Walk] = field(default_factory=list)
 
@@ -150,10 +154,10 @@ class Continuity:
         self._walks = [walk, *self._walks[: _WALKS - 1]]
         path = walk.path
         turn, at = walk.found[-1] or (None, -1)
-        found = Match(turn, tuple(messages[at + 1 :]), path[-1], "", tuple(path), edits)
-        return replace(found, fork=self.fork(found, messages))
+        found = Match(turn, tuple(messages[at + 1 :]), path[-1], "", tuple(messages), tuple(path), edits)
+        return replace(found, fork=self.fork(found))
 
-    def fork(self, match: Match, messages: Sequence[Message]) -> str:
+    def fork(self, match: Match) -> str:
         """Why the request is no plain continuation of what is recorded by now; see `Match`."""
         if not self._own:
             return ""
@@ -167,9 +171,8 @@ class Continuity:
             return "the same history again"
         if at in match.edits:
             return match.edits[at]
-        message = messages[at]
-        excerpt = " ".join(message.text.split())[:80]
-        return f"message {at} ({message.role}) differs: {excerpt!r}"
+        message = match.messages[at]
+        return f"message {at} ({message.role}) differs: {_excerpt(message, self._next.get(match.path[at]))!r}"
 
     def record(self, match: Match, turn_id: str, told: Message, statuses: Sequence[CallStatus] = ()) -> None:
         """Remember a turn sampled for `match`. `told` is the assistant message as the agent was told it, with all marks
@@ -180,10 +183,12 @@ class Continuity:
         self._under.setdefault(match.key, []).append(turn_id)
         for mark in told.marks:
             self._marks[mark] = turn_id
-        for key in reversed(match.path):
-            if key in self._known:
+        for i in range(len(match.path) - 1, -1, -1):
+            if match.path[i] in self._known:
                 break  # and with it all keys before it
-            self._known[key] = turn_id
+            self._known[match.path[i]] = turn_id
+            if i:
+                self._next.setdefault(match.path[i - 1], match.messages[i - 1])
         self._known.setdefault(own.after, turn_id)
         if match.turn is not None:
             self._continued.add(match.turn)
@@ -232,6 +237,20 @@ class Continuity:
             if own.edited(message, marked=False) is None:
                 return own
         return None
+
+
+def _excerpt(message: Message, known: Message | None) -> str:
+    """What a message says where it begins to differ from the known one in its place, with a few words before that."""
+    text, other = message.text, known.text if known else ""
+    same, end = 0, min(len(text), len(other))
+    while same < end:
+        middle = (same + end + 1) // 2
+        if text[same:middle] == other[same:middle]:
+            same = middle
+        else:
+            end = middle - 1
+    start = same - _BEFORE if same > _EXCERPT // 2 else 0
+    return ("…" if start else "") + " ".join(text[start : start + 8 * _EXCERPT].split())[:_EXCERPT]
 
 
 def _same_arguments(one: ToolCall, other: ToolCall) -> bool:

@@ -74,12 +74,12 @@ class Message:
 
     @cached_property
     def digest(self) -> bytes:
-        """16-byte hash of the meaning: ids of calls, reasoning and marks do not count."""
+        """16-byte hash of what a template can show: ids of calls, reasoning, marks and `is_error` do not count."""
         calls = "".join(
             canonical_json([c.name, c.arguments if isinstance(c.arguments, str) else [c.arguments]])
             for c in self.tool_calls
         )
-        return digest(self.role, self.text, calls, "e" if self.is_error else "")
+        return digest(self.role, self.text, calls)
 
 
 @dataclass(frozen=True)

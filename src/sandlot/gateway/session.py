@@ -255,7 +255,7 @@ class Session:
 
     async def _commit(self, asked: Asked, generation: Generation) -> Told:
         async with self._recording:  # one at a time: why a turn forks depends on those before it
-            fork = self._continuity.fork(asked.match, asked.request.messages)
+            fork = self._continuity.fork(asked.match)
             return await self._record(replace(asked, match=replace(asked.match, fork=fork)), generation)
 
     async def _record(self, asked: Asked, generation: Generation) -> Told:
