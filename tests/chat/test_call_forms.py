@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sandlot.chat import xml_calls
 from sandlot.chat.format import TemplateFormat
 from sandlot.chat.forms import FORMS, detect_form
 from sandlot.chat.markup import Markup
@@ -327,3 +329,27 @@ def test_markers_that_are_tokens_are_not_found_in_text(formats: Mapping[str, Tem
     assert (spelled.text, spelled.calls) == (text, ())
     meant = chat.parse(chat.tokenizer.encode(chat.tokenizer.conceal(text)), (), TOOLS, truncated=False)
     assert seen(meant) == [(*ONE[0], "ok")]
+
+
+@pytest.mark.parametrize(
+    ("form", "unit"),
+    [("tagged", "<function=Bash>\n<parameter=command>\n"), ("glm", "<tool_call>Bash<arg_key>a</arg_key><arg_value>")],
+)
+def test_many_calls_without_end_take_effort_in_their_length(
+    monkeypatch: pytest.MonkeyPatch, form: str, unit: str
+) -> None:
+    """Each call may be searched for its best reading, but all of a reply together only so long."""
+    looked = [0]
+    ends = xml_calls._Search._ends
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        looked[0] += 1
+        return ends(*args, **kwargs)
+
+    monkeypatch.setattr(xml_calls._Search, "_ends", counted)
+    markup = Markup("<think>", "</think>", "<tool_call>", "</tool_call>", calls_are_tokens=False, xml=True, form=form)
+    for count in (400, 800):
+        looked[0] = 0
+        reply = parse_reply(unit * count, thought_open=False, markup=markup, tools=TOOLS, truncated=False)
+        assert len(reply.calls) > count / 2
+        assert looked[0] < 40 * count

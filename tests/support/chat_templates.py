@@ -143,7 +143,7 @@ PAIRED = r"""
 {%- endfor %}
 """
 
-# The list of tools stands before the last question, so it moves with each one.
+# The list of tools stands before the last question, so it moves with each one: only results can be gone on from.
 MOVING_TOOLS = r"""
 {%- set ns = namespace(last=-1) %}
 {%- for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}
@@ -188,13 +188,17 @@ TEXTUAL = r"""
 
 @dataclass(frozen=True)
 class Shape:
-    """A template with the tokens its vocabulary has and whether it can be continued turn by turn."""
+    """A template with the tokens its vocabulary has and whether it can be continued turn by turn.
+
+    `stops` are tokens besides `eos` at which the model stops.
+    """
 
     template: str
     tokens: tuple[str, ...]
     bos: str
     eos: str
     can_extend: bool = True
+    stops: tuple[str, ...] = ()
 
 
 _CHATML = ("<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<think>", "</think>", "<tool_response>")
@@ -211,7 +215,7 @@ SHAPES: dict[str, Shape] = {
     "xml": Shape(XML, _CHATML, "", "<|im_end|>"),
     "headers": Shape(HEADERS, _HEADERS, "<|begin|>", "<|eot_id|>"),
     "paired": Shape(PAIRED, _BRACKETS, "<s>", "</s>"),
-    "moving tools": Shape(MOVING_TOOLS, _CHATML, "", "<|im_end|>", can_extend=False),
+    "moving tools": Shape(MOVING_TOOLS, _CHATML, "", "<|im_end|>"),
     "shortening": Shape(SHORTENING, _CHATML, "", "<|im_end|>", can_extend=False),
     "plain": Shape(PLAIN, _TURNS, "<bos>", "<end_of_turn>"),
     "textual": Shape(TEXTUAL, ("<eos>",), "", "<eos>", can_extend=False),
@@ -230,6 +234,9 @@ def write_chat_dir(directory: Path, shape: Shape) -> Path:
     if shape.bos:
         config["bos_token"] = shape.bos
     (directory / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    stops = [tokenizer.token_to_id(t) for t in shape.stops]
+    if stops:
+        (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": stops}), encoding="utf-8")
     (directory / "chat_template.jinja").write_text(shape.template, encoding="utf-8")
     return directory
 

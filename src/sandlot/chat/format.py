@@ -15,10 +15,11 @@ from sandlot.chat.family_names import candidates
 from sandlot.chat.forgetting import forgets_at
 from sandlot.chat.forms import FORMS
 from sandlot.chat.messages import Message, Tool
-from sandlot.chat.probe import find_traits, self_check
+from sandlot.chat.named_templates import ByTools, template_for_tools
+from sandlot.chat.probe import check_reading, find_traits, self_check
 from sandlot.chat.rendering import render_text
 from sandlot.chat.roles import Traits
-from sandlot.chat.template import load_template
+from sandlot.chat.template import ChatTemplate, load_template, special_tokens
 from sandlot.chat.template_format import TemplateFormat, markup_of
 from sandlot.chat.tokenizer import ChatTokenizer, load_tokenizer, read_json
 from sandlot.chat.vllm_parsers import VllmParsed
@@ -70,7 +71,11 @@ def load_chat_format(
             chat = checkpoint.detected() or checkpoint.by_template()
         else:
             chat = checkpoint.by_family(family) if family else checkpoint.by_template()
-    return VllmParsed(chat, directory, vllm) if vllm else chat
+    if vllm:
+        return VllmParsed(chat, directory, vllm)
+    if isinstance(chat, TemplateFormat | FamilyFormat) and chat.traits.calls:
+        check_reading(chat)
+    return chat
 
 
 def _parser(name: str | None) -> tuple[str, str]:
@@ -114,7 +119,7 @@ class _Checkpoint:
     def _template_format(self) -> TemplateFormat:
         if self._own is not None:
             return self._own
-        compiled = load_template(self.directory, override=self.template, variables=self.variables, now=self.now)
+        compiled = self._compiled()
         form = markup_of(self.tokenizer, compiled.source, self.form).form
 
         def plain(messages: Sequence[Message], tools: Sequence[Tool]) -> str:
@@ -123,6 +128,13 @@ class _Checkpoint:
         traits = find_traits(self.name, plain, native_ids=form == "kimi")
         self._own = TemplateFormat(self.name, self.tokenizer, compiled, traits, self.stops, form)
         return self._own
+
+    def _compiled(self) -> ChatTemplate:
+        with_tools, without = template_for_tools(self.directory) if self.template is None else ("", "")
+        if not with_tools:
+            return load_template(self.directory, override=self.template, variables=self.variables, now=self.now)
+        given = {**special_tokens(self.directory), **self.variables}
+        return ByTools(*(ChatTemplate(source, given, self.now) for source in (with_tools, without)))
 
     def by_family(self, family: str) -> FamilyFormat:
         """The format of a family that was asked for; where the checkpoint's template differs, that is told."""

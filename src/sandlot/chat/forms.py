@@ -12,7 +12,7 @@ from sandlot.chat.kimi_calls import MARKER as KIMI
 from sandlot.chat.kimi_calls import KimiForm
 from sandlot.chat.llama_calls import MARKER as LLAMA
 from sandlot.chat.llama_calls import LlamaForm
-from sandlot.chat.markup import CALL_PAIR, Form, Reading
+from sandlot.chat.markup import CALL_PAIRS, Form, Reading
 from sandlot.chat.minimax_calls import MARKER as MINIMAX
 from sandlot.chat.minimax_calls import MiniMaxForm
 from sandlot.chat.mistral_calls import MARKER as MISTRAL
@@ -37,7 +37,7 @@ _MARKERS = (
     ("minimax", MINIMAX),
     ("kimi", KIMI),
     ("deepseek", DEEPSEEK),
-    ("tagged", CALL_PAIR[0]),
+    *(("tagged", opening) for opening, _ in CALL_PAIRS),
     ("mistral", MISTRAL),
     ("llama", LLAMA),
 )

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 from sandlot.chat.markup import Found, Reading, skip_blanks
-from sandlot.chat.xml_calls import Tag, read_xml_call
+from sandlot.chat.xml_calls import Tag, Tags, read_xml_call
 
 MARKER = "<arg_key>"
 _PLAIN = r"[^\n<>\U00100000-\U0010ffff]"
@@ -26,7 +26,7 @@ class GlmForm:
         end = "|$" if reading.truncated else ""
         self._begins = re.compile(rf"\s*(?:{_NAME}+\s*)?(?:{key}|{closing}{end})")
         self._tag = re.compile(rf"({opening})({_PLAIN}*)|({closing})|{key}({_PLAIN}+){key_end}\s*{value}|({value_end})")
-        self._tagged: tuple[str, list[Tag]] = ("", [])
+        self._tagged = ("", Tags())
 
     def next_call(self, text: str, at: int) -> int:
         """A marker spelled in ordinary text begins a call only when a name and the markup of a call follow."""
@@ -53,9 +53,9 @@ class GlmForm:
             call = replace(call, arguments=raw)
         return [replace(read, call=call)]
 
-    def _find_tags(self, text: str) -> list[Tag]:
+    def _find_tags(self, text: str) -> Tags:
         """All tags in the terms of the XML form: the call marker with its name is the function."""
-        tags = []
+        tags = Tags()
         for m in self._tag.finditer(text):
             kind = "parameter" if m[4] or m[5] else "function"
             name = (m[2] or m[4] or "").strip()

@@ -11,7 +11,8 @@ from sandlot.chat.messages import CallStatus, ParsedCall, Tool
 THINK_PAIRS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"))
 """Known markers of thoughts; a format takes the first pair that its vocabulary or its template has."""
 
-CALL_PAIR = ("<tool_call>", "</tool_call>")
+CALL_PAIRS = (("<tool_call>", "</tool_call>"), ("<seed:tool_call>", "</seed:tool_call>"))
+"""Known markers of calls; a format takes the first pair that its vocabulary or its template has."""
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class Markup:
 
     A marker that is a control token is only recognised where that token was sampled. `calls_are_tokens` says so of
     the call markers. `xml` says that the template teaches calls as `<function=…>`, which may then stand alone.
+    `padded` says that the values of this form stand between line breaks that are no part of them.
     `form` is the form calls are written in (see `sandlot.chat.forms`); `alias` turns a marker into the form it has in
     decoded text.
     """
@@ -30,6 +32,7 @@ class Markup:
     call_close: str
     calls_are_tokens: bool
     xml: bool
+    padded: bool = True
     form: str = "tagged"
     alias: Callable[[str], str] = str
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from sandlot.chat.markup import Found, Reading
 from sandlot.chat.sections import Sections
-from sandlot.chat.xml_calls import Tag, read_xml_call
+from sandlot.chat.xml_calls import Tag, Tags, read_xml_call
 
 MARKER = "<minimax:tool_call>"
 _OPEN, _CLOSE = "<invoke name=", "</invoke>"
@@ -20,7 +20,7 @@ class MiniMaxForm(Sections):
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
         self._markup = replace(reading.markup, call_open=_OPEN, call_close=_CLOSE)
-        self._tagged: tuple[str, list[Tag]] = ("", [])
+        self._tagged = ("", Tags())
         section = reading.mark(MARKER), reading.mark("</minimax:tool_call>")
         super().__init__(*section, _OPEN, self._read_body, alone=False)
 
@@ -34,8 +34,8 @@ class MiniMaxForm(Sections):
         )  # fmt: skip
 
 
-def _find_tags(text: str) -> list[Tag]:
-    tags = []
+def _find_tags(text: str) -> Tags:
+    tags = Tags()
     for m in _TAG.finditer(text):
         kind = "function" if "invoke" in (m[1], m[3]) else "parameter"
         placed = m.start() == 0 or text[m.start() - 1] in "\n>"

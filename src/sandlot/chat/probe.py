@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sandlot.chat.messages import Message, Tool, ToolCall
 from sandlot.chat.native_ids import with_native_ids
-from sandlot.chat.roles import Traits
+from sandlot.chat.roles import Traits, with_arguments_as_text
 from sandlot.chat.template import TemplateError
 from sandlot.errors import ModelError
 
 if TYPE_CHECKING:
+    from sandlot.chat.base import ChatFormat
     from sandlot.chat.template_format import TemplateFormat
 
 log = logging.getLogger("sandlot.chat")
@@ -48,60 +49,123 @@ Render = Callable[[Sequence[Message], Sequence[Tool]], str]
 
 def find_traits(name: str, render: Render, *, native_ids: bool = False) -> Traits:
     """Try what a template takes. `ModelError` when it does not even render a plain conversation."""
+    refused: list[str] = []
 
     def shows(messages: Sequence[Message], tools: Sequence[Tool] = (), *, wanted: Sequence[str] = ()) -> bool:
         """Whether what is wanted stands in the text, in this order: some templates move later system messages up."""
         try:
             text, at = render(messages, tools), 0
-        except TemplateError:
+        except TemplateError as e:
+            refused.append(str(e))
             return False
         return all((at := text.find(part, at)) >= 0 for part in wanted or [m.text for m in messages])
 
     plain = [_user("First question."), _answer("First answer."), _user("Second question.")]
     if not shows(plain):
         raise ModelError(
-            f"the chat template of {name} does not render a plain conversation of user and assistant; "
+            f"the chat template of {name} does not render a plain conversation of user and assistant{_why(refused)}; "
             f"write one that does into its chat_template.jinja"
         )
     asked = [_user("First question."), _answer("", _READ)]
-    told = [*asked, _result("First result.", _READ)]
+    result = _result("First result.", _READ)
+
+    def calls_shown(asked: Sequence[Message]) -> bool:
+        # Some templates hold back an assistant message that is the last one.
+        return any(shows(messages, TOOLS, wanted=["0.py"]) for messages in ([*asked, result], asked))
+
+    refused.clear()
+    calls, as_text = calls_shown(asked), False
+    if not calls and calls_shown(written := [asked[0], with_arguments_as_text(asked[1])]):
+        calls, as_text, asked = True, True, written
+    refused_calls = _why(refused)
+    refused.clear()
+    tools = shows(plain, TOOLS, wanted=[_READ])
+    refused_tools = _why(refused)
+    told = [*asked, result]
     system_first = shows([_system("First rule."), *plain])
     head = [_system("First rule.")] if system_first else []
+    tool_role = shows(told, TOOLS, wanted=["First result."])
+    both = [plain[0], _answer("", _READ, _LIST), result, _result("Second result.", _LIST, 1)]
+    both[1] = with_arguments_as_text(both[1]) if as_text else both[1]
     traits = Traits(
         system_first=system_first,
         system_later=shows([*head, *plain[:2], _system("Later rule."), plain[2]]),
         user_after_user=shows([*head, *plain, _user("Third question.")]),
-        tool_role=shows(told, TOOLS, wanted=["First result."]),
+        tool_role=tool_role,
         user_after_tool=shows([*told, _user("Third question.")], TOOLS, wanted=["First result.", "Third question."]),
-        calls=shows(asked, TOOLS, wanted=["0.py"]),
-        tools=shows(plain, TOOLS, wanted=[_READ]),
+        calls=calls,
+        calls_together=not (calls and tool_role) or shows(both, TOOLS, wanted=["First result.", "Second result."]),
+        arguments_as_text=as_text,
+        tools=tools,
         native_ids=native_ids,
     )
-    if not traits.tools or not traits.calls:
-        log.warning(
-            "%s: its chat template shows the model no %s, so it cannot know the agent's tools; "
-            "write a template that does into its chat_template.jinja",
-            name,
-            "tools" if not traits.tools else "tool calls",
-        )
+    for shown, what, why, unknown in (
+        (traits.tools, "tools", refused_tools, "which the agent has"),
+        (traits.calls, "tool calls", refused_calls, "which it has made"),
+    ):
+        if not shown:
+            log.warning(
+                "%s: its chat template shows the model no %s%s, so it cannot know %s; "
+                "write a template that does into its chat_template.jinja",
+                *(name, what, why, unknown),
+            )
+            break
     return traits
 
 
+def _why(refused: Sequence[str]) -> str:
+    return f" ({refused[0]})" if refused else ""
+
+
 def self_check(chat: TemplateFormat) -> None:
-    """Set `can_extend`, and warn with the cost where it is False."""
-    chat.tail_needs_tools = False
-    failed = _first_failure(chat)
-    if failed:
-        chat.tail_needs_tools = True
-        failed = _first_failure(chat)
-    chat.can_extend = not failed
-    if failed:
+    """Set how and after which messages `chat` can be continued, and warn with the cost where that is not after all.
+
+    Where only later system messages go wrong the format makes users' messages of them from then on.
+    """
+    taken = chat.traits
+    ways = [
+        (needs_tools, later) for later in dict.fromkeys((taken.system_later, False)) for needs_tools in (False, True)
+    ]
+    found: list[tuple[bool, bool, _Outcome]] = []
+    for needs_tools, later in ways:
+        chat.tail_needs_tools, chat.traits = needs_tools, replace(taken, system_later=later)
+        found.append((needs_tools, later, outcome := _outcome(chat)))
+        if not outcome.failed:
+            chat.can_extend = True
+            return
+    partly = [way for way in found if way[2].only_results]
+    chat.tail_needs_tools, later, outcome = (partly or found)[0]
+    chat.traits = replace(taken, system_later=later)
+    chat.can_extend = bool(partly)
+    chat.declines_at = frozenset(("user", "system")) if partly else frozenset()
+    log.warning(
+        "%s: its chat template cannot be continued %s (%s): %s is rendered and tokenized in full, and where that "
+        "differs from what was sampled a turn starts a new branch, so that samples grow in number and repeat context",
+        chat.name,
+        "after a user's message" if partly else "turn by turn",
+        outcome.failed[0],
+        "such a request" if partly else "every request",
+    )
+
+
+def check_reading(chat: ChatFormat) -> None:
+    """Warn where a call is not read from what the model is shown that it wrote."""
+    base, turn = BASES[0], _answer("", _READ)
+    try:
+        prompt = list(chat.render(base, TOOLS))
+        whole = list(chat.render([*base, turn, _result("a", _READ)], TOOLS))
+    except TemplateError:
+        return  # which was told
+    start = next((i for i, (a, b) in enumerate(zip(prompt, whole, strict=False)) if a != b), len(prompt))
+    end = next((i for i in range(start, len(whole)) if whole[i] in chat.stop_token_ids), len(whole))
+    output = whole[start:end]
+    read = chat.parse(output, prompt, TOOLS, truncated=False)
+    if [(c.name, c.arguments) for c in read.calls] != [(c.name, c.arguments) for c in turn.tool_calls]:
         log.warning(
-            "%s: its chat template cannot be continued turn by turn (%s): every request is rendered and tokenized in "
-            "full, and where that differs from what was sampled a turn starts a new branch, so that samples grow in "
-            "number and repeat context",
+            "%s: what its chat template writes for a tool call (%r) is not read as one, so the agent would see its "
+            "model's calls as text; set chat.parser to the form that it writes, such as vllm:NAME",
             chat.name,
-            failed,
+            chat.decode(output)[-300:],
         )
 
 
@@ -124,45 +188,70 @@ TURNS: tuple[tuple[str, Message, tuple[Message, ...]], ...] = (
 )
 
 
-def _first_failure(chat: TemplateFormat) -> str:
-    """What is wrong with the first probe whose continuation is not the full render's; empty when none is."""
-    proven = 0
+@dataclass(frozen=True)
+class _Outcome:
+    """What is wrong with the probes whose continuation is not the full render's, and whether all of these have more
+    than results of calls in what is new, and others were proven."""
+
+    failed: tuple[str, ...]
+    only_results: bool
+
+
+def _outcome(chat: TemplateFormat) -> _Outcome:
+    failed: list[str] = []
+    proven, right, wrong_results = 0, 0, 0
     for base in BASES:
         for what, turn, new in TURNS:
             tools = TOOLS if turn.tool_calls or len(base) != 2 else ()
+            results = all(m.role == "tool" for m in new) and chat.traits.tool_role
             try:
                 wrong = _difference(chat, base, turn, new, tools)
             except TemplateError:
                 continue  # the template does not take such a conversation at all: there is nothing to be equal to
             if wrong:
-                return f"{what}: {wrong}"
-            proven += 1
-    return "" if proven else "it takes none of the probe conversations"
+                failed.append(f"{what}: {wrong}")
+            right += results and not wrong
+            wrong_results += results and bool(wrong)
+            proven += not wrong
+    if not failed and not proven:
+        failed.append("it takes none of the probe conversations")
+    return _Outcome(tuple(failed), right > 0 and not wrong_results)
 
 
 def _difference(
     chat: TemplateFormat, base: tuple[Message, ...], turn: Message, new: tuple[Message, ...], tools: tuple[Tool, ...]
 ) -> str:
     full = chat.render([*base, turn, *new], tools)
-    head = chat.tokenizer.encode(chat.text(base, tools, generation_prompt=False))
     names = [c.name for c in turn.tool_calls]
     unnamed = new if chat.traits.native_ids else [replace(m, tool_name="") for m in new]
     native = [c.id for m in with_native_ids([*base, turn]) for c in m.tool_calls][-len(names) :] if names else []
     sampled = chat.encode(" ".join(native)) if chat.traits.native_ids else []
     try:
-        tail = chat.extend([*sampled, *chat.stop_token_ids[:1]], names, unnamed, tools)
+        tails = [chat.extend([*sampled, stop], names, unnamed, tools) for stop in chat.stop_token_ids]
         cut = chat.extend(sampled, names, new, tools)
     except TemplateError as e:
         return str(e)
+    tail = next((tail for tail in tails if tail is not None), None)
     if tail is None or cut is None:
         return "it declines to be continued"
-    if full[: len(head)] != head:
-        return "earlier turns are rewritten"
     if full[len(full) - len(tail) :] != tail or cut[1:] != tail:
         return "what follows the turn differs"
-    middle = chat.decode(full[len(head) : len(full) - len(tail)])
-    if not any(part and part in middle for part in (turn.text, *names)):
-        return "the turn itself is not where it should be"
     if cut[0] not in chat.stop_token_ids or full[len(full) - len(cut)] != cut[0]:
         return "the turn is closed in another way"
+    prompt, whole = chat.text(base, tools), chat.text([*base, turn, *new], tools)
+    kept = _kept_of(prompt, whole, base[-1].text)
+    if kept < 0:  # earlier thoughts may be left out: whether they are is the policy's to say
+        prompt, whole = (chat.without_thoughts(text) for text in (prompt, whole))
+        kept = _kept_of(prompt, whole, base[-1].text)
+    if kept < 0:
+        return "earlier turns are rewritten"
+    if not any(part and part in whole[kept:] for part in (turn.text, *names)):
+        return "the turn itself is not where it should be"
     return ""
+
+
+def _kept_of(prompt: str, whole: str, last: str) -> int:
+    """Where the last message of a prompt ends, when the next prompt begins with all up to there; else -1."""
+    line = last.split("\n")[0]
+    end = prompt.rfind(line) + len(line)
+    return end if whole.startswith(prompt[:end]) else -1

@@ -10,7 +10,7 @@ from hashlib import blake2b
 from typing import Any
 
 from sandlot.chat.literals import Guard, strings_in
-from sandlot.chat.markup import CALL_PAIR
+from sandlot.chat.markup import CALL_PAIRS
 from sandlot.chat.messages import Message, ToolCall
 
 UNPARSED_ARGUMENTS = "unparsed_arguments"
@@ -27,9 +27,28 @@ class Traits:
     user_after_tool: bool = True
     tool_role: bool = True
     calls: bool = True
+    calls_together: bool = True
+    """Whether one message may hold several calls."""
+    arguments_as_text: bool = False
+    """Whether arguments must be JSON text, since an object is refused."""
     tools: bool = True
     native_ids: bool = False
     """Whether call ids are those that the model itself writes; see `sandlot.chat.native_ids`."""
+
+
+class JsonText(str):
+    """Arguments that a template takes as the JSON text of an object only."""
+
+    __slots__ = ()
+
+
+def with_arguments_as_text(message: Message) -> Message:
+    """The message with the arguments of its calls as `JsonText`."""
+
+    def written(call: ToolCall) -> ToolCall:
+        return replace(call, arguments=JsonText(json.dumps(shown_arguments(call.arguments), ensure_ascii=False)))
+
+    return replace(message, tool_calls=tuple(map(written, message.tool_calls)))
 
 
 def conform(messages: Sequence[Message], traits: Traits, *, head: bool = True) -> list[Message]:
@@ -37,7 +56,8 @@ def conform(messages: Sequence[Message], traits: Traits, *, head: bool = True) -
 
     A system message it does not take, or a tool result, becomes a user message; calls become text; neighbours that
     may not stand next to each other are joined by a blank line. Assistant messages part the list, so a tail is
-    conformed as it would be within the whole (`head` is False for a tail).
+    conformed as it would be within the whole (`head` is False for a tail). Calls that may not stand together become
+    messages of their own.
     """
     done: list[Message] = []
     for index, message in enumerate(messages):
@@ -49,8 +69,16 @@ def conform(messages: Sequence[Message], traits: Traits, *, head: bool = True) -
         elif message.role == "tool" and not traits.tool_role:
             message = Message("user", message.text)
         elif message.tool_calls and not traits.calls:
-            calls = [f"{CALL_PAIR[0]}\n{_as_json(call)}\n{CALL_PAIR[1]}" for call in message.tool_calls]
+            opening, closing = CALL_PAIRS[0]
+            calls = [f"{opening}\n{_as_json(call)}\n{closing}" for call in message.tool_calls]
             message = replace(message, text="\n".join([message.text, *calls] if message.text else calls), tool_calls=())
+        if message.tool_calls and traits.arguments_as_text:
+            message = with_arguments_as_text(message)
+        if len(message.tool_calls) > 1 and not traits.calls_together:
+            first, *others = message.tool_calls
+            done.append(replace(message, tool_calls=(first,)))
+            done += [Message("assistant", tool_calls=(call,)) for call in others]
+            continue
         last = done[-1] if done else None
         if last is not None and _must_join(last.role, message.role, traits):
             done[-1] = replace(last, text=f"{last.text}\n\n{message.text}" if last.text else message.text)
@@ -103,9 +131,12 @@ def _call(call: ToolCall, call_id: str, guard: Guard) -> dict[str, Any]:
     return {"type": "function", "id": call_id, "function": function}
 
 
-def shown_arguments(arguments: dict[str, Any] | str) -> dict[str, Any]:
-    """Arguments as an object, which every template takes: raw text that is none goes under `UNPARSED_ARGUMENTS`."""
-    if isinstance(arguments, dict):
+def shown_arguments(arguments: dict[str, Any] | str) -> dict[str, Any] | JsonText:
+    """Arguments as an object, which nearly all templates take: raw text that is none goes under `UNPARSED_ARGUMENTS`.
+
+    `JsonText` stays what it is, for those that do not.
+    """
+    if isinstance(arguments, dict | JsonText):
         return arguments
     try:
         value = json.loads(arguments)

@@ -6,7 +6,7 @@ import re
 
 from sandlot.chat.json_calls import read_json_call
 from sandlot.chat.markup import Found, Reading, found, skip_blanks
-from sandlot.chat.xml_calls import FUNCTION, Tag, find_tags, read_xml_call
+from sandlot.chat.xml_calls import FUNCTION, Tags, find_tags, read_xml_call
 
 _BARE_CALL = re.compile(r"^<function=([^<>\n]+)>", re.MULTILINE)
 
@@ -17,7 +17,7 @@ class TaggedForm:
     def __init__(self, reading: Reading) -> None:
         self.markup, self.tools, self.reveal = reading.markup, reading.tools, reading.reveal
         self.truncated = reading.truncated
-        self._tagged: tuple[str, list[Tag]] = ("", [])
+        self._tagged = ("", Tags())
 
     def next_call(self, text: str, at: int) -> int:
         """A marker spelled in ordinary text begins a call only when a call's body follows, or nothing does."""
@@ -45,20 +45,22 @@ class TaggedForm:
 
     def _read_call(self, text: str, at: int) -> Found:
         if not text.startswith(self.markup.call_open, at):
-            return read_xml_call(
-                text, at, self._tags(text), self.markup, self.tools, self.reveal, truncated=self.truncated, bare=True
-            )
+            return self._read_xml(text, at, bare=True)
         body = at + len(self.markup.call_open)
         start = skip_blanks(text, body)
         if text.startswith("{", start):
             return read_json_call(text, body, self.markup, self.reveal, truncated=self.truncated)
         if text.startswith(FUNCTION, start):
-            return read_xml_call(
-                text, body, self._tags(text), self.markup, self.tools, self.reveal, truncated=self.truncated
-            )
+            return self._read_xml(text, body)
         return self._read_shapeless(text, body)
 
-    def _tags(self, text: str) -> list[Tag]:
+    def _read_xml(self, text: str, body: int, *, bare: bool = False) -> Found:
+        return read_xml_call(
+            text, body, self._tags(text), self.markup, self.tools, self.reveal,
+            truncated=self.truncated, bare=bare, padded=self.markup.padded,
+        )  # fmt: skip
+
+    def _tags(self, text: str) -> Tags:
         if self._tagged[0] is not text:  # one text is read call after call, and its tags are looked for once
             self._tagged = (text, find_tags(text, self.markup))
         return self._tagged[1]

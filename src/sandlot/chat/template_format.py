@@ -7,12 +7,14 @@ sampled is in it. `self_check` proves at load, on probe conversations, that this
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 
 from sandlot.chat.forms import detect_form
-from sandlot.chat.markup import CALL_PAIR, THINK_PAIRS, Markup
+from sandlot.chat.markup import CALL_PAIRS, THINK_PAIRS, Markup, skip_blanks
 from sandlot.chat.messages import Message, Reply, Tool, ToolCall
 from sandlot.chat.native_ids import answer_with_sampled_ids, with_native_ids
 from sandlot.chat.rendering import render_prompt, render_text
@@ -25,6 +27,7 @@ from sandlot.errors import ModelError
 from sandlot.ids import PromptIds
 
 _USER = Message("user", "Go on.")
+_HALF_AN_ALIAS = re.compile("[\U00100000-\U0010fffc]+$")
 
 
 class TemplateFormat:
@@ -45,6 +48,12 @@ class TemplateFormat:
         self.traits = traits
         self.vocab_size = tokenizer.vocab_size
         self.markup = markup_of(tokenizer, template.source, form)
+        if self.markup.xml:
+            self.markup = replace(self.markup, padded=self._pads_values())
+        opening, closing = re.escape(self.markup.think_open), re.escape(self.markup.think_close)
+        self._thoughts = re.compile(rf"(?s){opening}.*?{closing}\s*")
+        self._stops = frozenset(stops)
+        self._always_prompts = self._text([_USER], ()) == self._text([_USER], (), generation_prompt=False)
         self._turn_close = lru_cache(maxsize=64)(self._find_turn_close)
         closes = [ids[0] for n in (0, 1) if len(ids := self._close_ids(n)) == 1]
         self.stop_token_ids = tuple(dict.fromkeys([*stops, *closes]))
@@ -57,6 +66,7 @@ class TemplateFormat:
         self.can_extend = False
         self.tail_needs_tools = True
         self.forgets_at: frozenset[str] = frozenset()
+        self.declines_at: frozenset[str] = frozenset()
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> PromptIds:
         """Ids of the whole prompt, ending with the generation prompt."""
@@ -72,16 +82,22 @@ class TemplateFormat:
         """Ids that follow a sampled turn: its close where the sample lacks a stop token, `new`, the generation prompt.
 
         Results without a `tool_name` take the names in `call_names` in order. None where a message in `new` makes the
-        template leave out earlier thoughts, and that is wanted (`forgets_at`).
+        template leave out earlier thoughts, and that is wanted (`forgets_at`), or rewrite what came before it
+        (`declines_at`); and where only the opening of the next message closes a turn, and the model has sampled that
+        of another.
         """
-        if any(m.role in self.forgets_at for m in new):
+        if any(m.role in self.forgets_at or m.role in self.declines_at for m in new):
             return None
         new = _named(conform(new, self.traits, head=False), call_names)
         if self.traits.native_ids:
             new = answer_with_sampled_ids(new, self.decode(last_output))
-        ids = self.tokenizer.encode(self._tail(call_names, new, tools if self.tail_needs_tools else ()))
-        closed = bool(last_output) and last_output[-1] in self.stop_token_ids
-        return ids[1:] if closed else ids
+        text, opens = self._tail(call_names, new, tools if self.tail_needs_tools else ())
+        ids = self.tokenizer.encode(text)
+        if not last_output or last_output[-1] not in self.stop_token_ids:
+            return ids
+        if opens and last_output[-1] != ids[0]:  # the model has opened another message than the one that comes
+            return None
+        return ids[1:]
 
     def parse(
         self, output_ids: Sequence[int], prompt_ids: Sequence[int], tools: Sequence[Tool], *, truncated: bool
@@ -111,8 +127,12 @@ class TemplateFormat:
     def _text(self, messages: Sequence[Message], tools: Sequence[Tool], generation_prompt: bool = True) -> str:
         return render_text(self.tokenizer, self.template, self.traits, messages, tools, generation_prompt)
 
-    def _tail(self, call_names: Sequence[str], new: Sequence[Message], tools: Sequence[Tool]) -> str:
-        """What a template writes from the close of a turn on, close included."""
+    def without_thoughts(self, text: str) -> str:
+        """A rendered text without the thoughts in it."""
+        return self._thoughts.sub("", text)
+
+    def _tail(self, call_names: Sequence[str], new: Sequence[Message], tools: Sequence[Tool]) -> tuple[str, bool]:
+        """What a template writes from the close of a turn on, close included, and whether that opens what follows."""
         failed: TemplateError | None = None
         for calls in _pairings(call_names, new):
             try:
@@ -121,37 +141,81 @@ class TemplateFormat:
                 failed = failed or e
         raise failed or TemplateError("the model's chat template cannot be continued")
 
-    def _render_tail(self, calls: tuple[ToolCall, ...], new: Sequence[Message], tools: Sequence[Tool]) -> str:
-        close, count = self._turn_close(len(calls))
+    def _render_tail(
+        self, calls: tuple[ToolCall, ...], new: Sequence[Message], tools: Sequence[Tool]
+    ) -> tuple[str, bool]:
+        close, count, body = self._turn_close(len(calls))
         sentinel = _unused(new, tools)
         text = self._text([_USER, _turn(sentinel, calls), *new], tools)
         at = text.rfind(sentinel)
-        if at < 0 or not close:
-            raise TemplateError(f"the chat template of {self.name} has no token that closes a turn; render in full")
-        at += len(sentinel) - len(close)
+        if at < 0:
+            raise TemplateError(f"the chat template of {self.name} does not show a turn; render in full")
+        at += len(sentinel)
+        if not close:
+            return text[self._opening(text, at, body) :], True
+        at -= len(close)
         for _ in range(count):
             at = text.find(close, at + len(close))
             if at < 0:
                 raise TemplateError(f"the chat template of {self.name} closes a turn differently here; render in full")
-        return text[at:]
+        return text[at:], False
 
-    def _find_turn_close(self, n_calls: int) -> tuple[str, int]:
-        """The control token that closes a turn with this many calls, as alias, and its how-manieth after the text."""
+    def _opening(self, text: str, at: int, body: str) -> int:
+        """Where the message after a turn begins with a token at which the model stops, `body` being the turn's end."""
+        start = skip_blanks(text, at + len(body))
+        first = next(iter(self.tokenizer.controls_in(text[start : start + 64])), "")
+        next_is_it = bool(first) and text.startswith(body, at) and text.startswith(first, start)
+        if next_is_it and self._id_of(first) in self.stop_token_ids:
+            return start
+        raise TemplateError(f"the chat template of {self.name} has no token that closes a turn; render in full")
+
+    def _pads_values(self) -> bool:
+        """Whether values of the XML form stand on lines of their own."""
+        sentinel = _unused((), ())
+        try:
+            text = self._text([_USER, _turn(sentinel, (ToolCall("probe", {}, "c0"),))], (), generation_prompt=False)
+        except TemplateError:
+            return True
+        return f">{sentinel}<" not in text
+
+    def _find_turn_close(self, n_calls: int) -> tuple[str, int, str]:
+        """The control token that closes a turn with this many calls, as alias, its how-manieth after the text, and
+        all that follows the text in the turn. No token where the turn only ends."""
         sentinel = _unused((), ())
         calls = tuple(ToolCall("probe", {}, f"c{k}") for k in range(n_calls))
+        turn = [_USER, _turn(sentinel, calls)]
         try:
-            text = self._text([_USER, _turn(sentinel, calls)], (), generation_prompt=False)
+            rest = _after(self._text(turn, (), generation_prompt=False), sentinel)
         except TemplateError:
-            return ("", 0) if n_calls == 0 else self._turn_close(0)
-        rest = text[text.rfind(sentinel) + len(sentinel) :] if sentinel in text else ""
+            return ("", 0, "") if n_calls == 0 else self._turn_close(0)
+        results = [Message("tool", "", tool_call_id=c.id, tool_name=c.name) for c in calls]
+        with suppress(TemplateError):  # the end of a text may be marked otherwise than that of a turn
+            shared = _common(rest, _after(self._text([*turn, *(results or [_USER])], ()), sentinel))
+            rest = shared if self.tokenizer.controls_in(shared) else rest
         control = self.tokenizer.controls_in(rest)
+        if self._always_prompts:  # what comes last may be the generation prompt
+            control = [c for c in control if self._id_of(c) in self._stops]
         if not control or control[-1] == self.markup.call_close:  # nothing but the call itself is closed
-            return "", 0
-        return control[-1], control.count(control[-1])
+            return "", 0, rest.rstrip()
+        return control[-1], control.count(control[-1]), rest
+
+    def _id_of(self, alias: str) -> int:
+        return self.tokenizer.control_ids[self.tokenizer.reveal(alias)]
 
     def _close_ids(self, n_calls: int) -> list[int]:
-        close, _ = self._turn_close(n_calls)
+        close = self._turn_close(n_calls)[0]
         return self.tokenizer.encode(close) if close else []
+
+
+def _after(text: str, sentinel: str) -> str:
+    at = text.rfind(sentinel)
+    return text[at + len(sentinel) :] if at >= 0 else ""
+
+
+def _common(a: str, b: str) -> str:
+    """What two rendered texts both begin with, without half of an alias at its end."""
+    end = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return _HALF_AN_ALIAS.sub("", a[:end])
 
 
 def _turn(sentinel: str, calls: tuple[ToolCall, ...]) -> Message:
@@ -200,14 +264,17 @@ def _unused(new: Sequence[Message], tools: Sequence[Tool]) -> str:
 def markup_of(tokenizer: ChatTokenizer, template: str, form: str = "") -> Markup:
     """The markers that a template writes and a vocabulary has; `form` decides where they leave the form open."""
     known = tokenizer.control_ids
-    think = next((p for p in THINK_PAIRS if p[0] in known or p[0] in template), THINK_PAIRS[0])
+    think, call = (
+        next((pair for place in (template, known) for pair in pairs if pair[0] in place), pairs[0])
+        for pairs in (THINK_PAIRS, CALL_PAIRS)
+    )
     alias = tokenizer.alias
     return Markup(
         think_open=alias(think[0]),
         think_close=alias(think[1]),
-        call_open=alias(CALL_PAIR[0]),
-        call_close=alias(CALL_PAIR[1]),
-        calls_are_tokens=CALL_PAIR[0] in known and CALL_PAIR[1] in known,
+        call_open=alias(call[0]),
+        call_close=alias(call[1]),
+        calls_are_tokens=call[0] in known and call[1] in known,
         xml=FUNCTION in template,
         form=form or detect_form(template, known),
         alias=alias,

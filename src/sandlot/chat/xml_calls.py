@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
@@ -24,6 +24,11 @@ from sandlot.chat.schema import properties, typed
 FUNCTION = "<function="
 _BUDGET = 60_000
 """How many steps the search for the best reading may take before the best one found so far is called ambiguous."""
+
+_OF_A_REPLY = 10 * _BUDGET
+"""How many steps all searches in one reply may take; after them each call has only what reads an ordinary one."""
+
+_AT_LEAST = 600
 
 _HORIZON = 256
 """How many tags after a call are looked at for damage: enough for any quoted call, and long outputs stay linear."""
@@ -41,6 +46,12 @@ class Tag:
     end: int
     placed: bool = True
     """Whether it stands where the form would put it, and not in the middle of a value's line."""
+
+
+class Tags(list[Tag]):
+    """All tags of a text, in order, and how many steps may still be taken in search of what they mean."""
+
+    steps_left = _OF_A_REPLY
 
 
 @dataclass(frozen=True)
@@ -63,7 +74,7 @@ Reading = tuple[tuple[int, _Step], ...]
 def read_xml_call(
     text: str,
     body: int,
-    all_tags: Sequence[Tag],
+    all_tags: Tags,
     markup: Markup,
     tools: Mapping[str, Tool],
     reveal: Callable[[str], str],
@@ -88,6 +99,7 @@ def read_xml_call(
     declared = properties(tool)
     search = _Search(text, all_tags, first, declared, bare, truncated)
     readings, exhausted = search.best()
+    all_tags.steps_left -= search.allowed - search.steps_left
     if not readings:
         return _broken(text, body, function.name, markup, reveal, truncated)
     chosen = max(readings, key=lambda r: (r[-1][1].cut, len(r), r[-1][1].end))
@@ -131,11 +143,11 @@ def _broken(text: str, body: int, name: str, markup: Markup, reveal: Callable[[s
     return found(end, name, raw.strip(), raw, "invalid_arguments", ambiguous=ambiguous)
 
 
-def find_tags(text: str, markup: Markup) -> list[Tag]:
+def find_tags(text: str, markup: Markup) -> Tags:
     """All tags of the XML form in `text`, and the markers of calls, in order."""
     opening, closing = re.escape(markup.call_open), re.escape(markup.call_close)
     pattern = re.compile(rf"<(?:(function|parameter)=([^<>\n]+)|/(function|parameter))>|({opening})|({closing})")
-    tags = []
+    tags = Tags()
     for m in pattern.finditer(text):
         kind = m[1] or m[3] or "call"
         placed = m.start() > 0 and text[m.start() - 1] == "\n"
@@ -170,7 +182,7 @@ class _Search:
     def __init__(
         self,
         text: str,
-        tags: Sequence[Tag],
+        tags: Tags,
         first: int,
         declared: Mapping[str, Any] | None,
         bare: bool,
@@ -178,7 +190,7 @@ class _Search:
     ) -> None:
         self.text, self.tags, self.first = text, tags, first
         self.declared, self.bare, self.truncated = declared, bare, truncated
-        self.steps_left = _BUDGET
+        self.steps_left = self.allowed = max(_AT_LEAST, min(_BUDGET, tags.steps_left))
 
     def best(self) -> tuple[list[Reading], bool]:
         """All readings of the lowest cost, and whether the search was given up before it was sure of them."""

@@ -1,0 +1,244 @@
+"""Kinds of templates that released models have beside the usual shapes, in a few lines each."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandlot.chat.format import TemplateFormat, load_chat_format
+from sandlot.chat.messages import Message, Tool, ToolCall
+from sandlot.chat.probe import BASES, TOOLS, TURNS
+from support.chat_templates import HEADERS, SHAPES, STRIPPING, Shape, write_chat_dir
+
+CHATML = ("<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<think>", "</think>")
+SIMPLE = r"""
+{%- for t in tools or [] %}{{- t | tojson }}{{- '\n' }}{% endfor %}
+{%- for m in messages %}
+{{- '<|im_start|>' + m.role + '\n' + m.content }}
+{%- for c in m.tool_calls or [] %}{{- '<tool_call>' ~ (c.function | tojson) ~ '</tool_call>' }}{% endfor %}
+{{- '<|im_end|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{% endif %}
+"""
+
+# Nothing closes a message: the model stops at the token that opens the user's or the tool's.
+OPENING = r"""
+{%- for t in tools or [] %}{{- '<|system|>' ~ (t | tojson) }}{% endfor %}
+{%- for m in messages %}
+{%- if m.role == 'tool' %}{{- '<|observation|>\n' + m.content }}
+{%- else %}{{- '<|' + m.role + '|>\n' + m.content }}{% endif %}
+{%- for c in m.tool_calls or [] %}
+{{- '\n<tool_call>' + c.function.name }}
+{%- for k, v in c.function.arguments | items %}
+{{- '\n<arg_key>' + k + '</arg_key>\n<arg_value>' + v + '</arg_value>' }}{% endfor %}
+{{- '\n</tool_call>' }}
+{%- endfor %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|assistant|>' }}{% endif %}
+"""
+OPENING_TOKENS = ("<|system|>", "<|user|>", "<|assistant|>", "<|observation|>", "<|endoftext|>")
+
+KINDS: dict[str, Shape] = {
+    "opening": Shape(OPENING, OPENING_TOKENS, "", "<|endoftext|>", stops=("<|user|>", "<|observation|>")),
+    # Since the last question every turn has a thought, if an empty one; before it none has.
+    "late thoughts": Shape(STRIPPING.replace(" and (loop.last or thought)", ""), CHATML, "", "<|im_end|>"),
+    # Arguments are joined to strings, and the end token is written where no answer is wanted.
+    "text arguments": Shape(
+        SIMPLE.replace("(c.function | tojson)", "'{\"name\": \"' + c.function.name + '\", \"arguments\": ' + "
+        "c.function.arguments + '}'").replace("{% endif %}\n", "{% else %}{{- eos_token }}{% endif %}\n"),
+        (*CHATML, "<|end|>"), "", "<|end|>",
+    ),
+    # System messages are gathered at the top.
+    "gathered": Shape(
+        "{%- for m in messages if m.role == 'system' %}{{- m.content + '\\n' }}{% endfor %}"
+        + SIMPLE.replace("for m in messages", "for m in messages if m.role != 'system'"), CHATML, "", "<|im_end|>",
+    ),
+    # An assistant message that is the last one is held back.
+    "held back": Shape(
+        "{%- if messages[-1].role == 'assistant' %}{%- set messages = messages[:-1] %}{% endif %}" + SIMPLE,
+        CHATML, "", "<|im_end|>",
+    ),
+    # The generation prompt, with an empty thought, is always there.
+    "always prompted": Shape(
+        SIMPLE.partition("{%- if add")[0] + "{{- '<|im_start|>assistant\\n<think></think>' }}",
+        CHATML, "", "<|im_end|>",
+    ),
+    "moving tools": SHAPES["moving tools"],
+    "headers": Shape(HEADERS, SHAPES["headers"].tokens, "<|begin|>", "<|eot_id|>"),
+}  # fmt: skip
+
+
+def load(directory: Path, shape: Shape, **how: Any) -> TemplateFormat:
+    chat = load_chat_format(write_chat_dir(directory, shape), **how)
+    assert isinstance(chat, TemplateFormat)
+    return chat
+
+
+def tails(chat: TemplateFormat, turn: Message, new: Sequence[Message], tools: Sequence[Tool]) -> list[list[int] | None]:
+    names = [c.name for c in turn.tool_calls]
+    return [chat.extend([*chat.encode(turn.text), stop], names, new, tools) for stop in chat.stop_token_ids]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_it_is_gone_on_from_as_full_renders_are(name: str, tmp_path: Path) -> None:
+    """And where it is not, that is a turn for which the format says so."""
+    shape = KINDS[name]
+    chat = load(tmp_path / "m", shape)
+    assert chat.can_extend is shape.can_extend
+    continued = 0
+    for base in BASES:
+        for _, turn, new in TURNS if chat.can_extend else ():
+            full = list(chat.render([*base, turn, *new], TOOLS))
+            found = [tail for tail in tails(chat, turn, new, TOOLS) if tail is not None]
+            assert all(full[-len(tail) :] == tail for tail in found)
+            cut = chat.extend(chat.encode(turn.text), [c.name for c in turn.tool_calls], new, TOOLS)
+            if chat.declines_at & {m.role for m in new}:
+                assert (found, cut) == ([], None)
+            else:
+                assert found
+                assert cut is not None
+                assert cut[0] in chat.stop_token_ids
+                assert cut[1:] == found[0]
+                continued += 1
+    assert bool(continued) is chat.can_extend
+
+
+def test_the_model_may_have_opened_another_message(tmp_path: Path) -> None:
+    """It has stopped at the token for a result, or at the end: what comes is a question, so the prompt is made anew."""
+    chat = load(tmp_path / "m", KINDS["opening"])
+    literals = [chat.decode([i]) for i in chat.stop_token_ids]
+    asked = dict(zip(literals, tails(chat, Message("assistant", "Done."), [Message("user", "Why?")], ()), strict=True))
+    assert asked.pop("<|user|>") == [*chat.encode("\nWhy?"), chat.tokenizer.control_ids["<|assistant|>"]]
+    assert set(asked) == {"<|observation|>", "<|endoftext|>"}
+    assert not any(asked.values())
+
+
+def test_thoughts_are_kept_or_not_as_the_policy_says(tmp_path: Path) -> None:
+    keeps = load(tmp_path / "a", KINDS["late thoughts"])
+    leaves_out = load(tmp_path / "b", KINDS["late thoughts"], thinking="template")
+    stop = keeps.stop_token_ids[:1]
+    assert keeps.extend(stop, (), [Message("user", "Why?")], ()) is not None
+    assert leaves_out.extend(stop, (), [Message("user", "Why?")], ()) is None
+    assert leaves_out.extend(stop, ("probe_read",), [Message("tool", "a")], ()) is not None
+
+
+def test_only_tokens_that_close_a_turn_stop_it(tmp_path: Path) -> None:
+    for name, literal in (("always prompted", "<|im_end|>"), ("held back", "<|im_end|>"), ("gathered", "<|im_end|>")):
+        chat = load(tmp_path / name, KINDS[name])
+        assert [chat.decode([i]) for i in chat.stop_token_ids] == [literal]
+
+
+def test_what_is_shown_of_calls_is_found_out(tmp_path: Path) -> None:
+    chats = {name: load(tmp_path / name, shape) for name, shape in KINDS.items()}
+    assert all(chat.traits.calls for chat in chats.values())
+    assert [name for name, chat in chats.items() if chat.traits.arguments_as_text] == ["text arguments"]
+    assert [name for name, chat in chats.items() if not chat.traits.calls_together] == ["headers"]
+    assert [name for name, chat in chats.items() if chat.declines_at] == ["moving tools"]
+
+
+def test_calls_that_may_not_stand_together_are_all_shown(tmp_path: Path) -> None:
+    chat = load(tmp_path / "m", KINDS["headers"])
+    calls = tuple(ToolCall("read", {"path": path}, path) for path in ("a.py", "b.py", "c.py"))
+    results = [Message("tool", f"in {c.id}", tool_call_id=c.id) for c in calls]
+    text = chat.decode(chat.render([Message("user", "Look."), Message("assistant", "", "", calls), *results], TOOLS))
+    places = [text.find(part) for c in calls for part in (f'"path": "{c.id}"',)] + [text.find(m.text) for m in results]
+    assert places == sorted(places)
+    assert -1 not in places
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"k": "<|im_end|>", "<think>": ["é", None, 1.5]}, '{"k": "<|im_end|>"}', "{no", ""]
+)
+def test_arguments_as_text_are_json_and_stay_text(tmp_path: Path, arguments: dict[str, Any] | str) -> None:
+    chat = load(tmp_path / "m", KINDS["text arguments"])
+    turn = Message("assistant", "", tool_calls=(ToolCall("probe_read", arguments, "c"),))
+    ids = chat.render([Message("user", "Look."), turn, Message("tool", "x", tool_call_id="c")], TOOLS)
+    text = chat.decode(ids)
+    shown = json.loads(text[text.index("<tool_call>") + len("<tool_call>") : text.index("</tool_call>")])["arguments"]
+    wanted = json.loads(arguments) if arguments == '{"k": "<|im_end|>"}' else arguments
+    assert shown == (wanted if isinstance(wanted, dict) else {"unparsed_arguments": wanted})
+    assert list(ids).count(chat.tokenizer.control_ids["<|im_end|>"]) == 3
+
+
+class TestWhatIsTold:
+    def warnings(self, caplog: pytest.LogCaptureFixture, directory: Path, shape: Shape) -> str:
+        with caplog.at_level(logging.WARNING, "sandlot.chat"):
+            load(directory, shape)
+        return caplog.text
+
+    def test_nothing_where_all_is_well(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        for name, shape in {**SHAPES, **KINDS}.items():
+            if name not in ("plain", "textual", "shortening", "moving tools", "headers"):
+                assert self.warnings(caplog, tmp_path / name, shape) == "", name
+
+    def test_calls_that_are_not_read(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        """The template writes them in a form that nothing here reads: no call would ever be made."""
+        unknown = SIMPLE.replace("<tool_call>", "<|call|>").replace("</tool_call>", "<|end_call|>")
+        shape = Shape(unknown, ("<|im_start|>", "<|im_end|>", "<|call|>", "<|end_call|>"), "", "<|im_end|>")
+        told = self.warnings(caplog, tmp_path / "m", shape)
+        assert "writes for a tool call" in told
+        assert "<|call|>" in told
+        assert "vllm:NAME" in told
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "sandlot.chat"):
+            load_chat_format(tmp_path / "m", parser="mistral")
+        assert "writes for a tool call" in caplog.text
+
+    def test_why_tools_or_calls_are_not_shown(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        shape = replace(KINDS["gathered"], template=SIMPLE.replace("c.function | tojson", "c.function.nothing.name"))
+        told = self.warnings(caplog, tmp_path / "m", shape)
+        assert "shows the model no tool calls (" in told
+        assert "has no attribute 'nothing'" in told
+
+    def test_what_full_renders_after_users_cost(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        told = self.warnings(caplog, tmp_path / "m", KINDS["moving tools"])
+        assert "cannot be continued after a user's message" in told
+        assert "samples grow in number and repeat context" in told
+
+
+class TestSeedMarkers:
+    """`<seed:tool_call>`, with values that stand on no lines of their own."""
+
+    TEMPLATE = SIMPLE.replace("<tool_call>' ~ (c.function | tojson) ~ '</tool_call>", r"""
+<seed:tool_call>\n<function=' + c.function.name + '>\n' }}
+{%- for k, v in c.function.arguments | items %}{{- '<parameter=' + k + '>' + v + '</parameter>\n' }}{% endfor %}
+{{- '</function>\n</seed:tool_call>""".strip())  # fmt: skip
+
+    @pytest.mark.parametrize("tokens", [(), ("<seed:tool_call>", "</seed:tool_call>")])
+    def test_values_are_read_as_they_are_written(self, tmp_path: Path, tokens: tuple[str, ...]) -> None:
+        chat = load(tmp_path / "m", Shape(self.TEMPLATE, ("<|im_start|>", "<|im_end|>", *tokens), "", "<|im_end|>"))
+        calls = tuple(ToolCall("probe_read", {"path": path}) for path in ("a.py", "\na\n\n", "x\n"))
+        text = chat.text(
+            [Message("user", "Q"), Message("assistant", "I look.", "", calls)], TOOLS, generation_prompt=False
+        )
+        answer = text[text.index("I look.") : text.rindex(chat.tokenizer.alias("<|im_end|>"))]
+        reply = chat.parse(chat.tokenizer.encode(answer), (), TOOLS, truncated=False)
+        assert reply.text == "I look."
+        assert [(c.name, c.arguments, c.status) for c in reply.calls] == [(c.name, c.arguments, "ok") for c in calls]
+
+
+@pytest.mark.parametrize("as_files", [True, False])
+def test_templates_for_conversations_with_tools_and_without(tmp_path: Path, as_files: bool) -> None:
+    """One that needs tools is not given those of a side call without any."""
+    path = write_chat_dir(tmp_path / "m", SHAPES["embedded"])
+    with_tools = SIMPLE.replace("tools or []", "tools")
+    without = "{%- for m in messages %}{{- '<|im_start|>plain ' + m.content + '<|im_end|>\\n' }}{% endfor %}"
+    if as_files:
+        (path / "chat_template.jinja").write_text(without)
+        (path / "additional_chat_templates").mkdir()
+        (path / "additional_chat_templates" / "tool_use.jinja").write_text(with_tools)
+    else:
+        (path / "chat_template.jinja").unlink()
+        config = json.loads((path / "tokenizer_config.json").read_text())
+        named = [{"name": "default", "template": without}, {"name": "tool_use", "template": with_tools}]
+        (path / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": named}))
+    chat = load_chat_format(path)
+    question = [Message("user", "Hello.")]
+    assert chat.decode(chat.render(question, ())) == "<|im_start|>plain Hello.<|im_end|>\n"
+    assert "Read a file." in chat.decode(chat.render(question, TOOLS))
