@@ -285,5 +285,6 @@ async def test_scores_that_are_missing_or_belong_to_another_token_are_refused(
 
 
 def test_an_address_that_is_none_is_refused() -> None:
-    with pytest.raises(ConfigError, match="http://HOST:PORT"):
-        VllmEngine("localhost:8000")
+    for wrong in ("localhost:8000", "http://", "http://host:99999", "http://a host:80", "ftp://host", ""):
+        with pytest.raises(ConfigError, match="http://HOST:PORT"):
+            VllmEngine(wrong)

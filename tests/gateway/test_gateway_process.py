@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -159,3 +160,15 @@ def test_finished_sessions_stand_audited_in_the_run_directory(served: Served) ->
     assert row is not None
     assert (row["reward"], row["metadata"]["note"], row["metadata"]["task"]) == (0.25, "n", "t")
     assert [s.reward for s in run.samples() if s.episode_id == session_id] == [0.25]
+
+
+def test_addresses_of_the_next_generation_are_told_as_such(tmp_path: Path) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    more = ("--host", "::1", "--control-host", "::1")
+    with gateway_process(tmp_path, make_toy_model(tmp_path / "toy"), more=more) as served:
+        assert served.base_url.startswith("http://[::1]:")
+        _, key = served.open()
+        assert httpx.get(f"{served.base_url}/v1/models", headers={"x-api-key": key}).status_code == 200

@@ -47,12 +47,8 @@ def command(
     settings = load_config(config, flags)
     admin_key = os.environ.get("SANDLOT_ADMIN_KEY") or secrets.token_urlsafe(32)
 
-    def ready(agent_port: int, ctl_port: int) -> None:
-        told = {
-            "base_url": base_url or f"http://{host}:{agent_port}",
-            "control_url": f"http://{control_host}:{ctl_port}",
-            "admin_key": admin_key,
-        }
+    def ready(agents_url: str, control_url: str) -> None:
+        told = {"base_url": agents_url, "control_url": control_url, "admin_key": admin_key}
         if as_json:
             print_json(told)
         else:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import aiohttp
 import msgspec
+from yarl import URL
 
 from sandlot.engine.base import EngineInfo, VersionSpan
 from sandlot.errors import ConfigError, ContextOverflowError, EngineError
@@ -53,7 +54,7 @@ class EngineClient:
 
         While calls wait, the server is asked every `watch_s` seconds whether it still answers anything.
         """
-        if not base_url.startswith(("http://", "https://")):
+        if not _is_url(base_url):
             raise ConfigError(f"the engine address {base_url!r} is not a URL: write http://HOST:PORT")
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
         self.model = model
@@ -213,6 +214,14 @@ class EngineClient:
         if status in (502, 503, 504):
             return EngineUnreachableError(said)
         return EngineError(said, retryable=status >= 500 or status in (408, 425, 429))
+
+
+def _is_url(text: str) -> bool:
+    try:
+        url = URL(text)
+    except ValueError:  # a port that is none
+        return False
+    return url.scheme in ("http", "https") and bool(url.host) and not re.search(r"\s", text)
 
 
 def object_of(value: Any) -> dict[str, Any]:

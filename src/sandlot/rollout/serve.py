@@ -27,8 +27,8 @@ from sandlot.trajectory.records import SessionRecord
 from sandlot.trajectory.rundir import RunDir
 
 Address = tuple[str, int]
-Ready = Callable[[int, int], None]
-"""Told the ports of the agents' and of the control side once both are served."""
+Ready = Callable[[str, str], None]
+"""Told the addresses of the agents' and of the control side once both are served."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,11 @@ class Places:
 
     def told(self, port: int) -> str:
         """The address that agents get."""
-        return self.base_url or f"http://{self.agents[0]}:{port}"
+        return self.base_url or _url(self.agents[0], port)
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 class _RunRecorder(JournalRecorder):
@@ -85,14 +89,16 @@ async def serve_gateway(
             run = stack.enter_context(RunDir.create_or_continue(out, config.model_dump(mode="json")))
         try:
             if workers == 1:
-                ports = await _alone(stack, config, run, admin_key, places, say)
+                port, control = await _alone(stack, config, run, admin_key, places, say)
             else:
-                ports = await _with_workers(stack, config, run, admin_key, places, say, workers, heartbeat_timeout)
+                port, control = await _with_workers(
+                    stack, config, run, admin_key, places, say, workers, heartbeat_timeout
+                )
         except OSError as error:
-            where = " or ".join(f"{host}:{port}" for host, port in (places.agents, places.control))
-            raise ConfigError(f"{where} cannot be served ({error.strerror}): choose other ports") from error
+            where = " or ".join(_url(*address) for address in (places.agents, places.control))
+            raise ConfigError(f"{where} cannot be served ({error.strerror}): choose others") from error
         loaded()
-        ready(*ports)
+        ready(places.told(port), _url(places.control[0], control))
         await stop.wait()
 
 
