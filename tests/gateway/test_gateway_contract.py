@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import socket
 import threading
 import zlib
 from collections.abc import Callable
@@ -666,6 +667,28 @@ async def test_one_session_cannot_take_the_room_of_all(make_rig: MakeRig) -> Non
     for writer in writers:
         writer.close()
     await until(lambda: not arriving.used and not rig.gateway.reading.used)
+
+
+async def test_a_sandbox_holds_so_many_connections_and_no_more(make_rig: MakeRig) -> None:
+    rig = await make_rig()
+    listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
+    served = await rig.gateway.serve_socket(listening, rig.session)
+    host, port = listening.getsockname()
+    held = [await asyncio.open_connection(host, port) for _ in range(256)]
+    await until(lambda: served.server is not None and len(served.server.connections) == 256)
+    reader, writer = await asyncio.open_connection(host, port)
+    assert await reader.read() == b""
+    writer.close()
+    held.pop()[1].close()
+    await until(lambda: served.server is not None and len(served.server.connections) == 255)
+    headers = {"x-api-key": rig.opened.api_key}
+    async with rig.http.post(f"http://{host}:{port}/v1/messages", json=ask("hi"), headers=headers) as reply:
+        assert reply.status == 200
+    for _, writer in held:
+        writer.close()
+    await rig.gateway.stop_serving(served)
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection(host, port)
 
 
 async def test_bodies_are_capped_per_session_and_together(make_rig: MakeRig) -> None:

@@ -22,7 +22,7 @@ _BRANCHES = 3
 """How many bodies are remembered whole: those of an agent and of its sub-agents come in turn."""
 _SMALL = 200_000
 _HISTORIES = frozenset({"messages", "input", "contents"})
-_TOOLS = frozenset({"tools", "functions"})
+_REMEMBERED = _HISTORIES | {"tools", "functions"}
 _BLANK = b" \t\r\n"
 
 _escapes = re.compile(
@@ -144,7 +144,7 @@ class Bodies:
         return body
 
     def _value(self, raw: bytes, key: tuple[str, str]) -> Any:
-        if raw[:1] != b"[" or key[1] not in _HISTORIES | _TOOLS:
+        if raw[:1] != b"[" or key[1] not in _REMEMBERED:
             return _anything.decode(raw)
         items = self._items if key[1] in _HISTORIES else _shared
         known = items.of(key)

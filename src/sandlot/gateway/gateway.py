@@ -38,6 +38,8 @@ _http_log = logging.getLogger("sandlot.gateway.http")
 # What is no HTTP is told to who sent it: an agent could fill the log with it, its key in every traceback.
 _http_log.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError)))
 
+_CONNECTIONS = 256
+"""About how many one sandbox may hold open, or an agent could use up the file descriptors of all."""
 _LARGE = 2_000_000
 """Characters of a prompt, or bytes of a request, that are larger than nearly any context."""
 
@@ -75,6 +77,14 @@ class NoRecorder:
     def close(self) -> None: ...
 
 
+class _Refused(asyncio.Protocol):
+    """A connection too many."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.abort()
+
+
 class Gateway:
     """Serves agents on any number of sockets. One event loop; use as an async context manager.
 
@@ -105,6 +115,7 @@ class Gateway:
         self._keys: dict[bytes, Session] = {}
         self._finishing: dict[str, asyncio.Task[Finished]] = {}
         self._runners: list[web.AppRunner] = []
+        self._listening: dict[web.AppRunner, asyncio.Server] = {}
         self.reading = Budget(self.limits.reading_bytes)
         self.at_engine = Budget(self.limits.engine_tokens)
         # One renders at a time: it holds the interpreter lock for most of its time, and the event loop needs it too.
@@ -275,12 +286,17 @@ class Gateway:
     async def serve_socket(self, sock: socket.socket, session: Session) -> web.AppRunner:
         """Serve one session on a listening socket handed out of its sandbox."""
         runner = await self.runner(agent_app(self, bound=session))
-        await web.SockSite(runner, sock).start()
+        server = runner.server
+        assert server is not None
+        self._listening[runner] = await asyncio.get_running_loop().create_server(
+            lambda: server() if len(server.connections) < _CONNECTIONS else _Refused(), sock=sock
+        )
         return runner
 
     async def stop_serving(self, runner: web.AppRunner) -> None:
-        """Close one of the gateway's sockets and its connections."""
+        """Close a socket that `serve_socket` serves, and its connections."""
         self._runners.remove(runner)
+        self._listening.pop(runner).close()
         await runner.cleanup()
 
     async def serve_app(self, app: web.Application, host: str, port: int) -> int:
@@ -314,6 +330,8 @@ class Gateway:
         """Seal every session, stop serving."""
         await asyncio.gather(*(session.seal(self.limits.drain) for session in self.sessions.values()))
         await asyncio.gather(*self._finishing.values(), return_exceptions=True)
+        for listening in self._listening.values():
+            listening.close()
         await asyncio.gather(*(runner.cleanup() for runner in self._runners))
         self._threads.shutdown(wait=True)
         self._large.shutdown(wait=True)
