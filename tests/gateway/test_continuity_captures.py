@@ -136,6 +136,17 @@ def test_a_call_may_come_back_in_a_form_of_the_clients_own_once(cli: str, scenar
 
 
 @pytest.mark.parametrize(("cli", "scenario"), CLIENTS)
+def test_an_answer_of_the_clients_own_after_a_turn_is_no_fork(cli: str, scenario: str) -> None:
+    """As Claude Code gives one when it goes on with a conversation that was interrupted."""
+    turns, continuity = load_capture(cli)[scenario][:2], Continuity()
+    replay(turns, continuity, answers=1)
+    request = asked(turns[1])
+    own = (Message("assistant", "No response requested."), Message("user", "Go on."))
+    match = continuity.match([*request.messages, *own], request.tools)
+    assert (match.turn, match.new[-2:], match.fork) == ("t0", own, "")
+
+
+@pytest.mark.parametrize(("cli", "scenario"), CLIENTS)
 def test_a_late_difference_in_a_long_message_is_what_is_quoted(cli: str, scenario: str) -> None:
     first = asked(load_capture(cli)[scenario][0])
     head, *others = first.messages

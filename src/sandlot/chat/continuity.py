@@ -133,7 +133,7 @@ class Continuity:
     _own: dict[str, _Own] = field(default_factory=dict)
     _marks: dict[str, str] = field(default_factory=dict)
     _under: dict[bytes, list[str]] = field(default_factory=dict)
-    _known: dict[bytes, str] = field(default_factory=dict)
+    _known: set[bytes] = field(default_factory=set)
     _next: dict[bytes, Message] = field(default_factory=dict)
     _continued: set[str] = field(default_factory=set)
     _walks: list[_Walk] = field(default_factory=list)
@@ -159,10 +159,7 @@ class Continuity:
 
     def fork(self, match: Match) -> str:
         """Why the request is no plain continuation of what is recorded by now; see `Match`."""
-        if not self._own:
-            return ""
-        onward = match.turn is not None and match.turn not in self._continued
-        if onward and not any(message.role == "assistant" for message in match.new):
+        if not self._own or (match.turn is not None and match.turn not in self._continued):
             return ""
         if match.path[0] not in self._known:
             return "other tools are offered"
@@ -186,10 +183,10 @@ class Continuity:
         for i in range(len(match.path) - 1, -1, -1):
             if match.path[i] in self._known:
                 break  # and with it all keys before it
-            self._known[match.path[i]] = turn_id
+            self._known.add(match.path[i])
             if i:
                 self._next.setdefault(match.path[i - 1], match.messages[i - 1])
-        self._known.setdefault(own.after, turn_id)
+        self._known.add(own.after)
         if match.turn is not None:
             self._continued.add(match.turn)
 
