@@ -12,7 +12,9 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from sandlot.cli.app import COMMANDS, GROUPS, app
+from sandlot.cache import cache_dir
+from sandlot.cli.app import COMMANDS, GROUPS, app, told_of
+from sandlot.cli.doctor import _cache
 from sandlot.errors import ConfigError, FailureKind
 from sandlot.rollout.outcome import EpisodeResult
 from sandlot.rollout.progress import summary_table
@@ -78,6 +80,19 @@ def test_what_the_system_refuses_is_one_sentence(what: str, tmp_path: Path) -> N
     assert done.stderr.startswith(f"error: {tmp_path}/"), done.stderr
     assert "give another path" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_a_cache_that_cannot_be_written_is_told_with_its_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    check = _cache()
+    assert not check.ok
+    assert "XDG_CACHE_HOME" in check.cure
+    with pytest.raises(OSError) as refused:
+        (cache_dir() / "layers").mkdir(parents=True)
+    assert "XDG_CACHE_HOME" in told_of(refused.value)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert str(tmp_path / "sandlot") in _cache().detail
 
 
 def test_a_task_that_is_not_there_is_told_by_every_command_alike(tmp_path: Path) -> None:

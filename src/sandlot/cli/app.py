@@ -7,12 +7,14 @@ import os
 import signal
 import sys
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
+from sandlot.cache import cache_dir
 from sandlot.errors import SandlotError
 from sandlot.terminal import literal
 
@@ -80,7 +82,11 @@ def told_of(error: OSError) -> str:
         return f"{error.filename or 'a disk'}: {error.strerror}; free some space, then give the same command again"
     if error.filename is None:
         return ""
-    return f"{os.fsdecode(error.filename)}: {error.strerror}; give another path, or mend this one"
+    path = Path(os.fsdecode(error.filename))
+    cure = "give another path, or mend this one"
+    if cache_dir().is_relative_to(path) or path.is_relative_to(cache_dir()):
+        cure = "set XDG_CACHE_HOME to a directory that you may write to"
+    return f"{path}: {error.strerror}; {cure}"
 
 
 def _fail(what: str) -> None:

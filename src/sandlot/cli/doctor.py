@@ -6,12 +6,14 @@ import asyncio
 import os
 import shutil
 import sys
+import tempfile
 from dataclasses import replace
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
+from sandlot.cache import cache_dir
 from sandlot.cli.common import JsonFlag, SandboxOptions, answer, chosen_backend, print_json
 from sandlot.errors import SandlotError
 from sandlot.sandbox import Check
@@ -42,15 +44,26 @@ def command(
 def _machine() -> list[Check]:
     cores = len(os.sched_getaffinity(0))
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
-    free = shutil.disk_usage(os.path.expanduser("~")).free / 2**30
     git = shutil.which("git")
     found = [
         Check("python", sys.version_info >= (3, 11), sys.version.split()[0], "install Python 3.11 or newer"),
         Check("machine", memory >= 4, f"{cores} cores, {memory:.0f} GiB memory", "use a machine with 4 GiB or more"),
-        Check("disk", free >= 5, f"{free:.0f} GiB free at home", "free some space, or set XDG_CACHE_HOME"),
+        _cache(),
         Check("git", git is not None, git or "not found", "install git"),
     ]
     return [replace(check, cure="") if check.ok else check for check in found]
+
+
+def _cache() -> Check:
+    """Whether there is a place for layers, images and models."""
+    place = cache_dir()
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=place):
+            free = shutil.disk_usage(place).free / 2**30
+    except OSError as error:
+        return Check("disk", False, f"{place}: {error.strerror}", "set XDG_CACHE_HOME to a directory you may write to")
+    return Check("disk", free >= 5, f"{free:.0f} GiB free in {place}", "free some space, or set XDG_CACHE_HOME")
 
 
 async def _rooms(sandbox: str | None, options: list[str] | None, engine: str) -> list[Check]:

@@ -235,3 +235,5 @@ def _show(results: Sequence[Result], seconds: float, as_json: bool) -> None:
     )
     for error, count in found["errors"].items():
         answer.print(f"[red]{count} ×[/] {literal(error)}", highlight=False, soft_wrap=True)
+    if others := found["failed"] - sum(found["errors"].values()):
+        answer.print(f"[red]{others} ×[/] something else; --out FILE has all of them", highlight=False, soft_wrap=True)

@@ -104,7 +104,7 @@ class LiveTable:
         now = time.monotonic()
         for episode_id, (since, phase) in list(self._running.items())[: max(4, self._console.height - 6)]:
             turns, tokens = self._counts.get(episode_id, (0, 0))
-            table.add_row(episode_id, phase, str(turns), str(tokens), f"{now - since:.0f}")
+            table.add_row(literal(episode_id), phase, str(turns), str(tokens), f"{now - since:.0f}")
         bar = ProgressBar(total=self._total, completed=self._done, width=40)
         states = "  ".join(f"[{STYLES[name]}]{count} {name}[/]" for name, count in self._states.items())
         line = Text.from_markup(f" {self._done}/{self._total}  {states}  {now - self._started:.0f} s")
