@@ -128,6 +128,16 @@ def test_thoughts_are_kept_or_not_as_the_policy_says(tmp_path: Path) -> None:
     assert leaves_out.extend(stop, ("probe_read",), [Message("tool", "a")], ()) is not None
 
 
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning", "thinking"])
+def test_thoughts_are_found_under_any_name(tmp_path: Path, field: str) -> None:
+    template = SIMPLE.replace("'\\n' + m.content", f"'\\n' ~ m.{field} ~ m.content")
+    chat = load(tmp_path / "m", replace(SHAPES["embedded"], template=template))
+    turn = Message("assistant", "Done.", "A thought <|im_end|>.")
+    ids = chat.render([Message("user", "Look."), turn, Message("user", "Why?")], ())
+    assert "assistant\nA thought <|im_end|>.Done.<|im_end|>" in chat.decode(ids)
+    assert list(ids).count(chat.tokenizer.control_ids["<|im_end|>"]) == 3
+
+
 def test_only_tokens_that_close_a_turn_stop_it(tmp_path: Path) -> None:
     for name, literal in (("always prompted", "<|im_end|>"), ("held back", "<|im_end|>"), ("gathered", "<|im_end|>")):
         chat = load(tmp_path / name, KINDS[name])

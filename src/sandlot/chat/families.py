@@ -156,7 +156,7 @@ class FamilyFormat:
             guard = Guard(self.tokenizer.literals, ())
         else:
             guard = Guard(self.tokenizer.literals, untrusted_texts(messages, functions))
-        shown = template_messages(messages, guard, native_ids=self.traits.native_ids)
+        shown = template_messages(messages, guard, native_ids=self.traits.native_ids, all_names=False)
         token = _pass.set(_Pass(guard, decodes))
         try:
             yield shown, guard.value(functions) or None

@@ -95,10 +95,13 @@ def _must_join(before: str, role: str, traits: Traits) -> bool:
     return False
 
 
-def template_messages(messages: Sequence[Message], guard: Guard, *, native_ids: bool = False) -> list[dict[str, Any]]:
+def template_messages(
+    messages: Sequence[Message], guard: Guard, *, native_ids: bool = False, all_names: bool = True
+) -> list[dict[str, Any]]:
     """Messages as the dicts that chat templates expect, control strings in them cut by `guard`.
 
     A tool result without a name gets that of the call it answers. `native_ids`: ids of calls are shown as they are.
+    `all_names`: thoughts also go by the names that other templates read them under.
     """
 
     def shown_id(call_id: str) -> str:
@@ -111,6 +114,10 @@ def template_messages(messages: Sequence[Message], guard: Guard, *, native_ids: 
         if message.role == "assistant":
             if message.reasoning:
                 item["reasoning_content"] = guard.content(message.reasoning)
+                if all_names:
+                    item["reasoning"] = item["reasoning_content"]
+                    if not (message.text and message.tool_calls):  # gpt-oss refuses both beside each other
+                        item["thinking"] = item["reasoning_content"]
             if message.tool_calls:
                 item["tool_calls"] = [_call(call, shown_id(call.id), guard) for call in message.tool_calls]
                 names.update((call.id, call.name) for call in message.tool_calls if call.id)
