@@ -528,6 +528,20 @@ async def test_health_and_other_sessions_are_served_while_long_histories_are_ren
     assert len(delays) > 3
 
 
+@pytest.mark.parametrize("path", ["", "/count_tokens"])
+async def test_more_messages_than_tokens_fit_are_not_looked_at(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """Walking through millions of them would keep the event loop from everyone else."""
+    rig = await make_rig(max_context=400)
+    monkeypatch.setattr(rig.session._continuity, "match", None)
+    body, headers = ask(*["hi"] * 401), {"x-api-key": rig.opened.api_key}
+    async with rig.http.post(f"{rig.url}/v1/messages{path}", json=body, headers=headers) as reply:
+        assert reply.status == 400
+        assert (await reply.json())["error"]["message"] == "prompt is too long: 401 tokens > 400 maximum"
+    assert rig.session.counters.stopped_by == "context"
+
+
 async def test_a_prompt_beyond_any_context_holds_no_other_session_up(
     make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

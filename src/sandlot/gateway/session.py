@@ -97,7 +97,7 @@ class Session:
 
     def call(self, request: ChatRequest, call_prefix: str) -> Call | Told:
         """Start, join or replay the call for `request`. Raises `WireError` when the session refuses it."""
-        match = self._continuity.match(request.messages, request.tools)
+        match = self._match(request)
         identity = digest(match.key, call_prefix, request.branch, str(request.max_tokens), request.model)
         if (call := self._calls.get(identity)) is not None:
             self.counters.joined += 1
@@ -121,7 +121,7 @@ class Session:
     async def count_tokens(self, request: ChatRequest) -> int:
         """Exact number of prompt tokens `request` would be sampled from."""
         try:
-            prompt, _ = await self._prompt(self._continuity.match(request.messages, request.tools), request)
+            prompt, _ = await self._prompt(self._match(request), request)
         except ModelError as error:
             raise WireError("invalid_request", str(error)) from error
         return len(prompt)
@@ -285,6 +285,13 @@ class Session:
         reply = fmt.parse(list(generation.output_ids), asked.prompt, tools, truncated=cut)
         shared = self.tree[asked.continued].length if asked.continued is not None else 0
         return take(asked, generation, reply, self.policy, shared, prompt_sha256)
+
+    def _match(self, request: ChatRequest) -> Match:
+        """What a request continues. A message is a token at least: more of them than fit are not even looked at."""
+        if (count := len(request.messages)) > (most := self.policy.max_context):
+            self.counters.stopped_by = "context"
+            raise WireError("context_overflow", str(ContextOverflowError(count, most)))
+        return self._continuity.match(request.messages, request.tools)
 
     # -- small parts --------------------------------------------------------------------------------------------
 
