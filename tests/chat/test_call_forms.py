@@ -201,6 +201,15 @@ def test_broken_json_is_passed_on_as_text(name: str) -> None:
     assert not reply.truncated
 
 
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("blank", [" ", "\n", "\t", " \n", "a ", "`", "```json ", "{"])
+@pytest.mark.parametrize("before", ["<｜tool▁call▁begin｜>function<｜tool▁sep｜>", "<tool_call>", "[TOOL_CALLS]", ""])
+def test_long_runs_take_no_time(before: str, blank: str) -> None:
+    for form in FORMS:
+        for end in ("", "`x", "<｜tool▁call▁end｜>", "</tool_call>"):
+            parse(form, f"{before}{blank * 5000}{end}")
+
+
 @pytest.mark.parametrize("name", ["kimi", "deepseek v3", "deepseek v3.1", "mistral named"])
 def test_a_broken_call_leaves_the_next_whole(name: str) -> None:
     writer = WRITERS[name]

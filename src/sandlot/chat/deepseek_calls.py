@@ -8,7 +8,8 @@ from sandlot.chat.markup import Found, Reading, found, skip_blanks
 from sandlot.chat.sections import Sections, read_arguments
 
 MARKER = "<｜tool▁call▁begin｜>"
-_NAME_AND_FENCE = re.compile(r"[ \t]*([^\n`{]*?)\s*(?:```(?:json)?)?\s*(?=\{|$)")
+_NAME = re.compile(r"[^\n`{]*")
+_FENCE = re.compile(r"```(?:json)?")
 
 
 class DeepSeekForm(Sections):
@@ -32,9 +33,19 @@ class DeepSeekForm(Sections):
             return found(done, "", raw, raw, "missing_name" if ends else "unclosed")
         name, start = reveal(text[body:split]).strip(), split + len(self._separator)
         if name == "function" and not text.startswith("{", skip_blanks(text, start)):
-            written = _NAME_AND_FENCE.match(text, start)
-            name, start = (reveal(written[1]), written.end()) if written else ("", start)
+            name, start = _behind_type(text, start)
+            name = reveal(name)
         read = read_arguments(text, start, self._close, self._open, self._reading, fenced=True)
         raw = reveal(text[body : read.stop])
         status = read.status if name or read.status == "unclosed" else "missing_name"
         return found(read.end, name, read.value, raw, status, ambiguous=read.ambiguous)
+
+
+def _behind_type(text: str, start: int) -> tuple[str, int]:
+    """The name of a call, and where its object begins behind the opening of a code block; no name where none does."""
+    name = _NAME.match(text, start)
+    assert name is not None  # it may be empty
+    at = skip_blanks(text, name.end())
+    if fence := _FENCE.match(text, at):
+        at = skip_blanks(text, fence.end())
+    return (name[0].strip(), at) if text[at : at + 1] in ("{", "") else ("", start)
