@@ -195,7 +195,10 @@ def test_an_r2e_row(tmp_path: Path) -> None:
         ({**SMITH, "image_name": None}, "image_name: is missing"),
         (PRO, "fail_to_pass: is text, but no JSON list"),
         ({**PRO, "fail_to_pass": '["t"]', "dockerhub_tag": None}, "dockerhub_tag: is missing"),
-        ({**R2E, "expected_output_json": "{"}, "expected_output_json: is text, but no JSON object"),
+        *(
+            ({**R2E, "expected_output_json": text}, "expected_output_json: is text, but no JSON object")
+            for text in ("{", '{"a": ' * 100_000, '{"a": %s}' % ("1" * 5000))
+        ),
         ({**R2E, "expected_output_json": '{"a": "FAILED"}'}, "expects no test to pass"),
         ({**R2E, "expected_output_json": '{"a": "OK"}'}, "'OK' of 'a' is no status"),
         ({**R2E, "execution_result_content": {"test_file_codes": [1]}}, "test_file_codes: must be a list of strings"),

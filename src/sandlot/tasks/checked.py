@@ -56,6 +56,13 @@ def own(file: Path, root: Path) -> Path:
     raise TaskError(f"{file}: is a link that leads out of {root}")
 
 
+def task_directories(path: Path) -> list[Path]:
+    """`path` if it holds a `task.toml`, else its directories that do, by name."""
+    if (path / "task.toml").is_file():
+        return [path]
+    return [file.parent for file in sorted(path.glob("*/task.toml"))]
+
+
 def read_toml(file: Path) -> dict[str, Any]:
     """The content of a task file."""
     try:

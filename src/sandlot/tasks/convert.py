@@ -15,6 +15,7 @@ from typing import Any
 from sandlot.errors import TaskError
 from sandlot.tasks.row import Row
 from sandlot.tasks.task import (
+    DOCKERFILE,
     CommandGrading,
     Grading,
     GradingOptions,
@@ -30,8 +31,6 @@ from sandlot.tasks.task import (
     TaskLimits,
 )
 
-DOCKERFILE = "dockerfile:"
-"""An image that is built: this, and the directory of its Dockerfile."""
 FORMS: dict[str, type] = {
     "pytest": PytestGrading,
     "command": CommandGrading,

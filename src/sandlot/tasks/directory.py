@@ -21,6 +21,7 @@ from sandlot.tasks.checked import (
     own,
     read_statement,
     read_toml,
+    task_directories,
 )
 from sandlot.tasks.task import CommandGrading, Grading, PytestGrading, Repository, Task, TaskLimits
 
@@ -93,8 +94,7 @@ def load_directory(path: Path) -> Iterator[Task | TaskError]:
     """The task in `path`, or the tasks in its directories that hold a `task.toml`, by name; Harbor's too."""
     from sandlot.tasks.harbor import harbor_task, is_harbor
 
-    places = [path] if (path / "task.toml").is_file() else [file.parent for file in sorted(path.glob("*/task.toml"))]
-    for place in places:
+    for place in task_directories(path):
         try:
             yield harbor_task(place) if is_harbor(place) else load_task(place)
         except TaskError as error:

@@ -16,7 +16,7 @@ from sandlot.errors import TaskError
 _TIMEOUT = 1800.0
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _POINTER = b"version https://git-lfs.github.com/spec/"
-_REMOTE = re.compile(r"[a-z][a-z0-9+.-]*://|\w[^/]*@[^/]+:")
+_REMOTE = re.compile(r"[a-z][a-z0-9+.-]*://|\w[^/@]*@[^/:]+:")
 
 
 class GitSource:

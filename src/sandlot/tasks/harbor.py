@@ -26,7 +26,7 @@ from sandlot.tasks.checked import (
     read_toml,
 )
 from sandlot.tasks.harbor_files import TaskFiles
-from sandlot.tasks.task import HarborGrading, Repository, Task, TaskLimits
+from sandlot.tasks.task import DOCKERFILE, HarborGrading, Repository, Task, TaskLimits
 
 _FORBID = ConfigDict(extra="forbid")
 _Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -197,7 +197,7 @@ def _environment(path: Path, spec: _TaskFile, place: _Place) -> tuple[str, Repos
             raise TaskError(f"{file}: metadata.sandlot.directory: the image 'host' holds no work tree, so name one")
         return image, repository
     if (path / "environment" / "Dockerfile").is_file():
-        return f"dockerfile:{(path / 'environment').resolve()}", repository
+        return f"{DOCKERFILE}{(path / 'environment').resolve()}", repository
     raise TaskError(f"{file}: environment.docker_image: is missing, and there is no environment/Dockerfile either")
 
 
@@ -206,7 +206,7 @@ def _dockerfile_workdir(path: Path) -> str:
     file = path / "environment" / "Dockerfile"
     if not file.is_file():
         return ""
-    found = re.findall(r"^\s*WORKDIR\s+[\"']?(/[^\s\"']+)", file.read_text("utf-8", "replace"), re.M | re.I)
+    found = re.findall(r"^[ \t]*WORKDIR[ \t]+[\"']?(/[^\s\"']+)", file.read_text("utf-8", "replace"), re.M | re.I)
     return str(found[-1]).rstrip("/") if found else ""
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sandlot.errors import TaskError
-from sandlot.tasks.checked import explain, inside, read_toml
+from sandlot.tasks.checked import explain, inside, read_toml, task_directories
 from sandlot.tasks.git_source import GitSource
 from sandlot.tasks.harbor import harbor_task
 from sandlot.tasks.harbor_files import TaskFiles
@@ -65,8 +65,7 @@ def load_harbor(path: Path) -> Iterator[Task | TaskError]:
     if path.name == "dataset.toml":
         yield from load_manifest(path)
         return
-    places = [path] if (path / "task.toml").is_file() else [file.parent for file in sorted(path.glob("*/task.toml"))]
-    for place in places:
+    for place in task_directories(path):
         try:
             yield harbor_task(place)
         except TaskError as error:

@@ -99,7 +99,7 @@ class Row:
         if isinstance(value, str):
             try:
                 value = json.loads(value)
-            except json.JSONDecodeError:
+            except (ValueError, RecursionError):
                 raise self.error(field or key, "is text, but no JSON object") from None
         if value is None:
             return {}

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from sandlot.tasks.checked import inside
-from sandlot.tasks.convert import DOCKERFILE, read_grading, read_mutation
+from sandlot.tasks.convert import read_grading, read_mutation
 from sandlot.tasks.row import Row
-from sandlot.tasks.task import CommandGrading, Grading, HarborGrading, ScriptGrading, SweProGrading, Task
+from sandlot.tasks.task import DOCKERFILE, CommandGrading, Grading, HarborGrading, ScriptGrading, SweProGrading, Task
 
 _LABEL_LIMIT = 256
 """Labels from this length on are a grader's payload, not a name."""

@@ -53,7 +53,7 @@ def r2e(path: Path, number: int, row: Fields) -> Task:
     statement = where.needed(row, "problem_statement")
     task = placed(where, name, image, TESTBED, grading, python=f"{TESTBED}/.venv/bin/python")
     gold = task.gold_patch or _gold(where)
-    text = re.sub(r"^\s*\[ISSUE\]\s*|\s*\[/ISSUE\]\s*$", "", statement)
+    text = statement.strip().removeprefix("[ISSUE]").removesuffix("[/ISSUE]").strip()
     hidden = _HIDDEN if task.repository is None else ()
     return replace(task, statement=text, gold_patch=gold, hidden=hidden)
 

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+DOCKERFILE = "dockerfile:"
+"""An image that is built: this, and the directory of its Dockerfile."""
+
 
 @dataclass(frozen=True)
 class Repository:
