@@ -186,6 +186,31 @@ def test_what_a_family_declines_is_told_and_rendered_in_full(tmp_path: Path, cap
     assert chat.extend(output, ["read", "list"], [result("A", calls[0]), result("B", calls[1])], TOOLS) is None
 
 
+def test_the_text_of_a_turn_with_calls_stays_where_it_was_sampled(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Gemma 4 shows it behind the results in a history; a result goes on with the turn all the same."""
+    with caplog.at_level(logging.WARNING, "sandlot.chat"):
+        chat = load_chat_format(write_family_dir(tmp_path / "m", "gemma4", model_type="gemma4"), family="auto")
+    assert isinstance(chat, FamilyFormat)
+    assert chat.can_extend
+    assert "cannot be continued after some turns (two tools, user; tool, user; tool, system)" in caplog.text
+    output = sampled(chat, 'I look.<|tool_call>call:read{path:<|"|>a.py<|"|>}<tool_call|><|tool_response>')
+    reply = chat.parse(output, chat.render([USER], TOOLS), TOOLS, truncated=False)
+    assert (reply.text, [(c.name, c.arguments) for c in reply.calls]) == ("I look.", [("read", {"path": "a.py"})])
+    tail = chat.extend(output, ["read"], [Message("tool", "x = 1", tool_name="read")], TOOLS)
+    assert tail is not None
+    assert chat.decode(tail).startswith("response:read{")
+    assert chat.decode(tail).endswith("<tool_response|>")
+
+
+def test_hy3_is_known_by_its_type(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "sandlot.chat"):
+        chat = load_chat_format(write_family_dir(tmp_path / "m", "hy3", model_type="hy_v3"), family="auto")
+    assert isinstance(chat, FamilyFormat)
+    assert (chat.family.name, chat.can_extend, caplog.text) == ("hy3", True, "")
+
+
 @pytest.fixture(scope="module")
 def v4(tmp_path_factory: pytest.TempPathFactory) -> ChatFormat:
     path = write_family_dir(tmp_path_factory.mktemp("v4") / "m", "deepseek-v4")
@@ -308,6 +333,17 @@ class TestChoice:
         assert "is not what its chat template is: the template goes on with" in caplog.text
         unknown = write_chat_dir(tmp_path / "u", SHAPES["embedded"])
         assert isinstance(load_chat_format(unknown, family="auto"), TemplateFormat)
+
+    @pytest.mark.parametrize(
+        ("template", "taken"), [(SHAPES["embedded"].template, False), (SHAPES["textual"].template, True)]
+    )
+    def test_a_family_that_reads_itself_is_not_taken_from_a_template_that_is_read(
+        self, tmp_path: Path, template: str, taken: bool
+    ) -> None:
+        """A fine-tune that was taught another format, with calls that we read, is no more of its family."""
+        path = write_family_dir(tmp_path / "g", "gemma4", model_type="gemma4", template=template)
+        (path / "tokenizer_config.json").write_text('{"eos_token": "<eos>"}')
+        assert isinstance(load_chat_format(path, family="auto"), FamilyFormat) is taken
 
     def test_auto_without_a_template_takes_the_type(self, tmp_path: Path) -> None:
         chat = load_chat_format(write_family_dir(tmp_path / "g", "glm-4.5", model_type="glm4_moe"), family="auto")

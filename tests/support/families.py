@@ -56,9 +56,24 @@ OTHER_TOKENS: dict[str, tuple[str, ...]] = {
         *("<think>", "</think>", "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"),
         *("<｜latest_reminder｜>", "｜DSML｜", "<｜action｜>", "<｜query｜>", "<｜authority｜>", "<｜domain｜>"),
         *("<｜title｜>", "<｜read_url｜>"),
-    )
+    ),
+    "gemma4": (
+        *("<bos>", "<eos>", "<|turn>", "<turn|>", "<|tool>", "<tool|>", "<|tool_call>", "<tool_call|>"),
+        *("<|tool_response>", "<tool_response|>", "<|channel>", "<channel|>", "<|think|>"),
+        *("<|image>", "<|image|>", "<image|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>"),
+    ),
+    "hy3": tuple(
+        f"<{name}:opensource{end}"
+        for names, end in (
+            (("｜hy_begin_of_sentence", "｜hy_eos", "｜hy_User", "｜hy_Assistant", "｜reasoning_mode"), "｜>"),
+            (("think", "/think", "tool_calls", "/tool_calls", "tool_call", "/tool_call", "tool_sep"), ">"),
+            (("arg_key", "/arg_key", "arg_value", "/arg_value", "tool_responses", "/tool_responses"), ">"),
+            (("tool_response", "/tool_response"), ">"),
+        )
+        for name in names
+    ),
 }
-"""Families that are continued after some turns only."""
+"""Families whose answers only the library reads; some are continued after some turns only."""
 
 KIMI_TEMPLATE = r"""
 {%- if tools %}{{- '<|im_system|>tool_declare<|im_middle|>' }}

@@ -80,10 +80,12 @@ def _continuation(chat: FamilyFormat) -> Continuation:
     for base, (what, turn, new) in product(BASES, TURNS):
         tools = TOOLS if turn.tool_calls or len(base) != 2 else ()
         try:
-            head, full = chat.render(base, tools), chat.render([*base, turn, *new], tools)
+            wrong = _wrong(chat, base, turn, new, tools)
+            if wrong and turn.text and turn.tool_calls:
+                # Some families show the text of such a turn behind its results. What was sampled stays where it was.
+                wrong = _wrong(chat, base, replace(turn, text=""), new, tools)
         except TemplateError:
             continue
-        wrong = _wrong(chat, head, full, turn, new, tools)
         if wrong is None:
             declined[what] = None
         elif wrong:
@@ -94,14 +96,10 @@ def _continuation(chat: FamilyFormat) -> Continuation:
 
 
 def _wrong(
-    chat: FamilyFormat,
-    head: list[int],
-    full: list[int],
-    turn: Message,
-    new: Sequence[Message],
-    tools: Sequence[Tool],
+    chat: FamilyFormat, base: Sequence[Message], turn: Message, new: Sequence[Message], tools: Sequence[Tool]
 ) -> str | None:
     """What is wrong with the continuation of one turn; None where it is declined."""
+    head, full = chat.render(base, tools), chat.render([*base, turn, *new], tools)
     names = [c.name for c in turn.tool_calls]
     output = list(full[len(head) :]) if full[: len(head)] == head else chat.stand_ins[-1]
     end = next((i for i, token in enumerate(output) if token in chat.stop_token_ids), len(output))

@@ -72,6 +72,7 @@ _BY_TYPE: Mapping[str, tuple[str, ...]] = {
     "kimi_k25": ("kimi-k2.5",),
     "llama": ("llama-3",),
     "gemma4": ("gemma4",),
+    "hy_v3": ("hy3",),
     "gpt_oss": ("gpt-oss",),
 }
 

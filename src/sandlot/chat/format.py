@@ -16,7 +16,7 @@ from sandlot.chat.forgetting import forgets_at
 from sandlot.chat.forms import FORMS
 from sandlot.chat.messages import Message, Tool
 from sandlot.chat.named_templates import ByTools, template_for_tools
-from sandlot.chat.probe import check_reading, find_traits, self_check
+from sandlot.chat.probe import check_reading, find_traits, self_check, unread_call
 from sandlot.chat.rendering import render_text
 from sandlot.chat.roles import Traits
 from sandlot.chat.template import ChatTemplate, load_template, special_tokens
@@ -167,7 +167,9 @@ class _Checkpoint:
         for family in families:
             try:
                 if not (family.form or self.form):
-                    return self.by_family(family.name)  # nothing else reads its answers
+                    if own is None or not own.traits.calls or unread_call(own):
+                        return self.by_family(family.name)  # nothing else reads its answers
+                    continue
                 for chat in self._formats(family.name):
                     if (own is None or not difference(chat, own)) and not spoof(chat) and self._better(chat, own):
                         log.info("%s: rendered as a model of the family %s", self.name, family.name)
