@@ -15,7 +15,8 @@ from sandlot.chat import xml_calls
 from sandlot.chat.format import TemplateFormat
 from sandlot.chat.forms import FORMS, detect_form
 from sandlot.chat.markup import Markup
-from sandlot.chat.messages import Reply, Tool
+from sandlot.chat.messages import Message, Reply, Tool
+from sandlot.chat.native_ids import answer_with_sampled_ids
 from sandlot.chat.parse import parse_reply
 
 
@@ -208,6 +209,19 @@ def test_long_runs_take_no_time(before: str, blank: str) -> None:
     for form in FORMS:
         for end in ("", "`x", "<｜tool▁call▁end｜>", "</tool_call>"):
             parse(form, f"{before}{blank * 5000}{end}")
+
+
+@pytest.mark.timeout(20)
+def test_ids_are_found_in_time_and_only_with_their_numbers() -> None:
+    new = [Message("tool", "done", tool_name=name, tool_call_id="1") for name in ("Bash", "LS")]
+    for output, ids in (
+        (
+            "<|tool_call_begin|>functions.LS:1<|x|>{}<|y|>\n functions.Bash:0<|x|>",
+            ["functions.Bash:0", "functions.LS:1"],
+        ),
+        ("functions." * 50_000 + " functions.LS: functions.:3 LS:4", ["functions.Bash:0", "functions.LS:0"]),
+    ):
+        assert [message.tool_call_id for message in answer_with_sampled_ids(new, output)] == ids
 
 
 @pytest.mark.parametrize("name", ["kimi", "deepseek v3", "deepseek v3.1", "mistral named"])

@@ -8,7 +8,9 @@ from dataclasses import replace
 
 from sandlot.chat.messages import Message
 
-_ID = re.compile(r"functions\.([^\s:<>{}]+):(\d+)")
+_PREFIX = "functions."
+_NUMBERED = re.compile(r"(?<![^\s:<>{}])([^\s:<>{}]+):(\d+)")
+"""A word with a number: looked for from its beginning alone, so that long words are read once."""
 
 
 def with_native_ids(messages: Sequence[Message]) -> list[Message]:
@@ -18,7 +20,7 @@ def with_native_ids(messages: Sequence[Message]) -> list[Message]:
         if message.tool_calls:
             calls = []
             for call in message.tool_calls:
-                native = f"functions.{call.name}:{number}"
+                native = f"{_PREFIX}{call.name}:{number}"
                 number += 1
                 if call.id:
                     known[call.id] = native
@@ -35,7 +37,8 @@ def answer_with_sampled_ids(new: Sequence[Message], output: str) -> list[Message
 
     A result belongs to the first call of its name that has none yet.
     """
-    sampled = [(m[1], m[0]) for m in _ID.finditer(output)]
+    words = ((m[1].partition(_PREFIX)[2], m[2]) for m in _NUMBERED.finditer(output))
+    sampled = [(name, f"{_PREFIX}{name}:{number}") for name, number in words if name]
     shown = []
     for message in new:
         if message.role == "tool":
@@ -43,6 +46,6 @@ def answer_with_sampled_ids(new: Sequence[Message], output: str) -> list[Message
             if at is not None:
                 message = replace(message, tool_call_id=sampled.pop(at)[1])
             else:
-                message = replace(message, tool_call_id=f"functions.{message.tool_name or 'tool'}:0")
+                message = replace(message, tool_call_id=f"{_PREFIX}{message.tool_name or 'tool'}:0")
         shown.append(message)
     return shown
