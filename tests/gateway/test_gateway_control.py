@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from sandlot.errors import ConfigError, JournalError
 from sandlot.gateway import front_control
 from sandlot.gateway.control import control_app, prometheus
 from sandlot.gateway.relay import client_of
+from sandlot.gateway.worker import WorkerServer
 from sandlot.trajectory.samples import linearize
 from support.rig import Kept, MakeRig, Rig, ask
 
@@ -196,3 +198,26 @@ async def test_metrics_of_several_workers_do_not_wait_for_one_that_hangs(
     for worker, runner in zip(workers, runners, strict=True):
         await worker.client.close()
         await runner.cleanup()
+
+
+async def test_a_worker_that_ends_sends_nobody_to_another_one_in_vain(make_rig: MakeRig, tmp_path: Path) -> None:
+    rig = await make_rig()
+    ours, theirs = socket.socketpair()
+    with ours, theirs, socket.create_server(("127.0.0.1", 0)) as listening:
+        worker = WorkerServer(rig.gateway, 0, 2, tmp_path, theirs, lambda: None)
+        await worker.start("admin", rig.url, 60)
+        reader, writer = await asyncio.open_connection(*listening.getsockname())
+        with listening.accept()[0] as connection:
+            socket.send_fds(ours, [b"."], [connection.fileno()])
+
+        async def status(key: str) -> bytes:
+            writer.write(f"GET /v1/models HTTP/1.1\r\nHost: h\r\nx-api-key: {key}\r\n\r\n".encode())
+            head = await reader.readuntil(b"\r\n\r\n")
+            await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0]))
+            return head.split()[1]
+
+        async with asyncio.timeout(30):
+            assert await status(rig.opened.api_key) == b"200"
+            await worker.close()
+            assert await status("sk-sandlot-w1-other") == b"503"
+        writer.close()

@@ -56,7 +56,9 @@ class WorkerServer:
         await web.UnixSite(control, str(control_socket(directory, self._number))).start()
         inner = await gateway.runner(agent_app(gateway))
         await web.UnixSite(inner, str(agents_socket(directory, self._number))).start()
-        outer = await gateway.runner(agent_app(gateway, middlewares=[self._elsewhere()]))
+        agents = agent_app(gateway, middlewares=[self._elsewhere()])
+        agents.on_cleanup.append(self._close_peers)  # once nobody asks them any more
+        outer = await gateway.runner(agents)
         self._channel.setblocking(False)
         asyncio.get_running_loop().add_reader(self._channel, self._take, outer)
         self._beat(beat)
@@ -64,6 +66,8 @@ class WorkerServer:
     async def close(self) -> None:
         """Take no more connections."""
         asyncio.get_running_loop().remove_reader(self._channel)
+
+    async def _close_peers(self, app: web.Application) -> None:
         for peer in self._peers:
             await peer.close()
 
