@@ -59,5 +59,5 @@ def test_view_shows_what_was_said(run_dir: Path) -> None:
 
 def test_texts_need_the_model(run_dir: Path) -> None:
     (run_dir.parent / "model").rename(run_dir.parent / "elsewhere")
-    with pytest.raises(ConfigError, match="read with the model's tokenizer"):
+    with pytest.raises(ConfigError, match="read with its tokenizer"):
         CliRunner().invoke(app, ["view", str(run_dir), "a", "--texts"], catch_exceptions=False)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from sandlot.trajectory.records import SessionRecord
 from sandlot.trajectory.rundir import RunDir
 from support.toy_model import make_toy_model
 
@@ -157,6 +158,16 @@ def test_an_engine_that_is_no_url(model: Path) -> None:
     assert "neither a URL (or several, with commas) nor one of" in said
 
 
+def test_what_is_wrong_at_first_sight_leaves_no_run(tmp_path: Path, model: Path) -> None:
+    run = tmp_path / "run"
+    said = refused("rollout", "bundled", "--engine", "http://127.0.0.1:9", "--out", str(run))
+    assert "give --model DIR" in said  # the embedded model's tokenizer is not that of any other
+    common = ["rollout", "bundled", "--model", str(model), "--out", str(run)]
+    assert "'nope'" in refused(*common, "--engine", "scripted", "--harness", "pi:nope")
+    assert "neither a URL" in refused(*common, "--engine", "vlllm")
+    assert not run.exists()
+
+
 def test_a_row_without_a_grader(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps({"prompt": "p", "label": "", "metadata": {"image": "host", "workdir": "/w"}}) + "\n")
@@ -194,7 +205,8 @@ def test_a_directory_that_is_no_run(tmp_path: Path) -> None:
 
 def test_a_run_is_not_continued_with_another_configuration(tmp_path: Path, model: Path) -> None:
     run = tmp_path / "run"
-    RunDir.create_or_continue(run, {"attempts": 1}).close()
+    with RunDir.create_or_continue(run, {"attempts": 1}) as begun:
+        begun.begin(SessionRecord(episode_id="e", group_id="g")).close()
     said = refused("rollout", "bundled", "--engine", "scripted", "--model", str(model), "--out", str(run))
     assert "another configuration" in said
 

@@ -105,10 +105,8 @@ def command(
     if as_json:
         print_json(counts)
         return
-    answer.print(
-        f"{picked.samples:,} samples with {picked.trained_tokens:,} trained tokens in {literal(str(target))}",
-        soft_wrap=True,
-    )
+    holding = f": {picked.samples:,} samples with {picked.trained_tokens:,} trained tokens" if picked.samples else ""
+    answer.print(f"{rows:,} rows in {literal(str(target))}{holding}", highlight=False, soft_wrap=True)
     for why, count in sorted(Counter(picked.left_out.values()).items()):
         answer.print(f"left out: {count} episodes ({literal(why)})", style="dim")
 

@@ -76,7 +76,8 @@ def _format(opened: RunDir) -> ChatFormat:
     from sandlot.rollout.format import recorded_format
 
     if (fmt := recorded_format(opened.config)) is None:
-        raise ConfigError(f"{opened.config.get('model')} is not here, and texts are read with the model's tokenizer")
+        model = opened.config.get("model", "the embedded model")
+        raise ConfigError(f"{model} is not on this machine, and texts are read with its tokenizer: bring it there")
     return fmt
 
 

