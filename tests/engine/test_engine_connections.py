@@ -43,14 +43,14 @@ class Server:
         self.asked = asyncio.Event()
         self.versions = "v"
         self.aborted: list[str] = []
-        self.health = asyncio.Queue[None]()
+        self.pings = asyncio.Queue[None]()
 
     async def answer(self, request: web.Request) -> web.Response:
         if self.silent is not None:
             await self.silent.wait()
-        if request.path == "/health":
-            self.health.put_nowait(None)
-            return web.Response()
+        if request.path == "/ping":
+            self.pings.put_nowait(None)
+            return web.Response(status=404)
         body = await request.json()
         if "abort" in request.path:
             self.aborted += body["request_ids"] if "request_ids" in body else [body["rid"]]
@@ -125,7 +125,7 @@ async def test_a_slow_call_is_waited_for_while_its_server_answers_anything(
         call = asyncio.ensure_future(ask(make(kind, url, watch_s=0.2)))
         async with asyncio.timeout(30):
             for _ in range(4):
-                await slow.health.get()
+                await slow.pings.get()
         assert not call.done()
         slow.hold.set()
         assert (await call).output_ids == (7,)

@@ -141,8 +141,9 @@ class EngineClient:
             await asyncio.sleep(asked + self._watch_s - loop.time())
             asked = loop.time()
             try:
-                await self.request("GET", "/health", None, {}, aiohttp.ClientTimeout(total=self._watch_s))
-                silent = 0  # whatever it says, it answers
+                # Not /health, for which SGLang samples. Any answer counts, also that there is no such path.
+                await self.request("GET", "/ping", None, {}, aiohttp.ClientTimeout(total=self._watch_s))
+                silent = 0
             except EngineError:
                 silent += 1
         for waiting in self._waiting:
