@@ -87,7 +87,7 @@ def run(config: RunConfig, out: Path | None, as_json: bool) -> None:
     path = out or _new_run()
     started = time.monotonic()
     try:
-        if as_json:
+        if as_json and not console.is_terminal:
             results = asyncio.run(rollout(config, path))
         else:
             with LiveTable(console) as table:

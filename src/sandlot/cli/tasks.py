@@ -47,10 +47,17 @@ def list_tasks(source: Source = "bundled", as_json: JsonFlag = False) -> None:
 
 
 @group.command()
-def show(task_id: Annotated[str, typer.Argument()], source: Annotated[str, typer.Option()] = "bundled") -> None:
+def show(
+    task_id: Annotated[str, typer.Argument(help="As `sandlot tasks list` names it.")],
+    source: Annotated[str, typer.Option(help="Where it is, as for `list`.")] = "bundled",
+    as_json: JsonFlag = False,
+) -> None:
     """The statement of one task."""
     for task in load_tasks(source):
         if task.id == task_id:
+            if as_json:
+                print_json({**_facts(task), "statement": task.statement})
+                return
             answer.print(visible(task.statement), markup=False, highlight=False, soft_wrap=True)
             return
     raise ConfigError(f"there is no task called {task_id!r} in {source}; `sandlot tasks list {source}` names them")
@@ -101,13 +108,17 @@ def convert(
     source: Annotated[str, typer.Argument(help="Tasks of any form.")],
     out: Annotated[Path, typer.Argument(help="The .jsonl file to write; repositories and the like go beside it.")],
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out what cannot be used.")] = False,
+    as_json: JsonFlag = False,
 ) -> None:
     """Write the tasks of SOURCE as rows of one form, which load as the same tasks."""
     if out.suffix != ".jsonl":
         raise ConfigError(f"{out}: rows are written to a .jsonl file")
     tasks = load_tasks(source, skip_bad=skip_bad)
     write_rows(tasks, out)
-    answer.print(f"{len(tasks)} tasks written to {out}", highlight=False)
+    if as_json:
+        print_json({"file": str(out), "tasks": len(tasks)})
+    else:
+        answer.print(f"{len(tasks)} tasks written to {literal(str(out))}", highlight=False, soft_wrap=True)
 
 
 async def _check(tasks: list[Task], backend: SandboxBackend, jobs: int, cheats: bool) -> list[Checked]:
