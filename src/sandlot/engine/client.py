@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import re
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import aiohttp
@@ -14,6 +14,7 @@ import msgspec
 from yarl import URL
 
 from sandlot.engine.base import EngineInfo, VersionSpan
+from sandlot.engine.watch import Watch
 from sandlot.errors import ConfigError, ContextOverflowError, EngineError
 from sandlot.ids import PromptIds
 
@@ -22,8 +23,6 @@ _KEEP_ALIVE_S = 4.0
 _CONNECT_S = 10.0
 _UNNAMED = "default"
 """The weight version of vLLM and SGLang until somebody tells them one."""
-_SILENT = 3
-"""Questions in a row that a server may leave open before it counts as hung."""
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 SHORT = aiohttp.ClientTimeout(total=15)
 """For what is no sampling."""
@@ -64,9 +63,8 @@ class EngineClient:
         self._info: EngineInfo | None = None
         self._aborting: set[asyncio.Task[None]] = set()
         self._headers_of: dict[str, dict[str, str]] = {}
-        self._watch_s = watch_s
-        self._waiting: set[asyncio.Timeout] = set()
-        self._watching: asyncio.Task[None] | None = None
+        self._ping_timeout = aiohttp.ClientTimeout(total=watch_s)
+        self._watch = Watch(self._ping, watch_s)
 
     async def abort_at(self, wire_id: str, headers: dict[str, str]) -> None:
         """Tell the server to end the request that it knows by this id, and that came with these headers."""
@@ -77,8 +75,7 @@ class EngineClient:
         await self.abort_at(wire_id, self._headers_of.get(wire_id, {}))
 
     async def close(self) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
+        self._watch.close()
         if self._aborting:
             await asyncio.wait(self._aborting)
         if self._session is not None:
@@ -102,8 +99,13 @@ class EngineClient:
         if wire_id is not None:
             self._headers_of[wire_id] = headers
         try:
-            async with self._watched():
+            async with self._watch.over():
                 status, raw = await self.request("POST", self.endpoint, body, headers)
+        except TimeoutError as e:
+            raise EngineUnreachableError(
+                f"the engine at {self.base_url} hangs: it has answered nothing for {self._watch.patience:g} s; "
+                "restart it"
+            ) from e
         except (asyncio.CancelledError, EngineError) as e:
             # Closing the connection frees the slot; a proxy in between may hide that, so say it as well.
             if wire_id is not None and not isinstance(e, EngineUnreachableError):
@@ -116,38 +118,9 @@ class EngineClient:
             raise self.failure(status, raw, prompt_tokens, self.endpoint)
         return raw
 
-    @contextlib.asynccontextmanager
-    async def _watched(self) -> AsyncIterator[None]:
-        """Around a wait of any length: `EngineUnreachableError` when the server meanwhile stops answering anything."""
-        try:
-            async with asyncio.timeout(None) as waiting:
-                self._waiting.add(waiting)
-                if self._watching is None or self._watching.done():
-                    self._watching = asyncio.get_running_loop().create_task(self._watch())
-                try:
-                    yield
-                finally:
-                    self._waiting.discard(waiting)
-        except TimeoutError as e:
-            raise EngineUnreachableError(
-                f"the engine at {self.base_url} hangs: for {_SILENT * self._watch_s:g} s it has answered nothing; "
-                "restart it"
-            ) from e
-
-    async def _watch(self) -> None:
-        loop, silent = asyncio.get_running_loop(), 0
-        asked = loop.time()
-        while self._waiting and silent < _SILENT:
-            await asyncio.sleep(asked + self._watch_s - loop.time())
-            asked = loop.time()
-            try:
-                # Not /health, for which SGLang samples. Any answer counts, also that there is no such path.
-                await self.request("GET", "/ping", None, {}, aiohttp.ClientTimeout(total=self._watch_s))
-                silent = 0
-            except EngineError:
-                silent += 1
-        for waiting in self._waiting:
-            waiting.reschedule(loop.time())
+    async def _ping(self) -> None:
+        # Not /health, for which SGLang samples. Any answer counts, also that there is no such path.
+        await self.request("GET", "/ping", None, {}, self._ping_timeout)
 
     async def json(self, method: str, path: str) -> Any:
         status, raw = await self.request(method, path, None, {}, SHORT)
