@@ -78,6 +78,18 @@ def deepseek31(calls: Calls) -> str:
     return f"<｜tool▁calls▁begin｜>{body}<｜tool▁calls▁end｜>"
 
 
+def dsml(calls: Calls, section: str = "tool_calls") -> str:
+    def value(name: str, given: object) -> str:
+        string = str(isinstance(given, str)).lower()
+        text = given if isinstance(given, str) else dumps(given)
+        return f'<｜DSML｜parameter name="{name}" string="{string}">{text}</｜DSML｜parameter>\n'
+
+    invoked = "".join(
+        f'<｜DSML｜invoke name="{n}">\n{"".join(value(*i) for i in a.items())}</｜DSML｜invoke>\n' for n, a in calls
+    )
+    return f"<｜DSML｜{section}>\n{invoked}</｜DSML｜{section}>"
+
+
 def mistral(calls: Calls) -> str:
     return "[TOOL_CALLS]" + dumps([{"name": n, "arguments": a, "id": f"abcdefgh{k}"} for k, (n, a) in enumerate(calls)])
 
@@ -108,6 +120,8 @@ WRITERS = {
     "kimi": Writer("kimi", kimi),
     "deepseek v3": Writer("deepseek", deepseek),
     "deepseek v3.1": Writer("deepseek", deepseek31),
+    "deepseek v3.2": Writer("dsml", lambda calls: dsml(calls, "function_calls")),
+    "deepseek v4": Writer("dsml", dsml),
     "mistral": Writer("mistral", mistral),
     "mistral named": Writer("mistral", mistral_named),
     "llama": Writer("llama", llama, text_before=False),
@@ -169,7 +183,7 @@ def test_a_value_that_holds_markup_is_not_cut(writer: Writer, other: str) -> Non
         reply = parse(writer.form, writer.write(calls))
         if reply.ambiguous:  # half of the form's own raw markup has no one reading, and that is said
             assert WRITERS[other].form == writer.form
-            assert writer.form in ("glm", "minimax")
+            assert writer.form in ("glm", "minimax", "dsml")
             continue
         assert seen(reply) == [(n, a, "ok") for n, a in calls]
         assert reply.text == ""
@@ -187,7 +201,7 @@ def test_cut_anywhere_no_call_looks_whole_that_is_not(writer: Writer) -> None:
         assert reply.truncated
 
 
-JSON_FORMS = [n for n in WRITERS if n not in ("glm-4.5", "glm-4.7", "minimax")]
+JSON_FORMS = [n for n in WRITERS if WRITERS[n].form not in ("glm", "minimax", "dsml")]
 
 
 @pytest.mark.parametrize("name", JSON_FORMS)

@@ -73,7 +73,7 @@ OTHER_TOKENS: dict[str, tuple[str, ...]] = {
         for name in names
     ),
 }
-"""Families whose answers only the library reads; some are continued after some turns only."""
+"""Families whose answers only the library reads, or that are continued after some turns only."""
 
 KIMI_TEMPLATE = r"""
 {%- if tools %}{{- '<|im_system|>tool_declare<|im_middle|>' }}

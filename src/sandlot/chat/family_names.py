@@ -46,7 +46,7 @@ FAMILIES: Mapping[str, Family] = {
         Family("kimi-k2", "kimi", marker="<|tool_call_argument_begin|>"),
         Family("kimi-k2.5", "kimi", marker="<|tool_call_argument_begin|>"),
         Family("llama-3", "llama", marker="<|python_tag|>"),
-        Family("deepseek-v4"),
+        Family("deepseek-v4", "dsml", marker="｜DSML｜"),
         Family("gemma4"),
         Family("hy3"),
         Family("gpt-oss", marker="<|channel|>", encodes_itself=True, closing="<|end|>"),

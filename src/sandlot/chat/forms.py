@@ -6,6 +6,8 @@ from collections.abc import Callable, Container
 
 from sandlot.chat.deepseek_calls import MARKER as DEEPSEEK
 from sandlot.chat.deepseek_calls import DeepSeekForm
+from sandlot.chat.dsml_calls import MARKER as DSML
+from sandlot.chat.dsml_calls import DsmlForm
 from sandlot.chat.glm_calls import MARKER as GLM
 from sandlot.chat.glm_calls import GlmForm
 from sandlot.chat.kimi_calls import MARKER as KIMI
@@ -25,6 +27,7 @@ FORMS: dict[str, Callable[[Reading], Form]] = {
     "minimax": MiniMaxForm,
     "kimi": KimiForm,
     "deepseek": DeepSeekForm,
+    "dsml": DsmlForm,
     "mistral": MistralForm,
     "llama": LlamaForm,
 }
@@ -36,6 +39,7 @@ _MARKERS = (
     ("glm", GLM),
     ("minimax", MINIMAX),
     ("kimi", KIMI),
+    ("dsml", DSML),
     ("deepseek", DEEPSEEK),
     *(("tagged", opening) for opening, _ in CALL_PAIRS),
     ("mistral", MISTRAL),

@@ -10,34 +10,48 @@ from sandlot.chat.sections import Sections
 from sandlot.chat.xml_calls import Tag, Tags, read_xml_call
 
 MARKER = "<minimax:tool_call>"
-_OPEN, _CLOSE = "<invoke name=", "</invoke>"
-_TAG = re.compile(r"<(invoke|parameter) name=[\"']?([^<>\n]*?)[\"']?>|</(invoke|parameter)>")
 
 
-class MiniMaxForm(Sections):
-    """Calls inside `<minimax:tool_call>` … `</minimax:tool_call>`; one section holds any number of them."""
+class InvokeForm(Sections):
+    """Calls inside a section's markers; one section holds any number of them.
 
-    def __init__(self, reading: Reading) -> None:
+    `prefix` stands in front of the names of all tags. `alone`: a call may also stand outside a section.
+    """
+
+    def __init__(
+        self, reading: Reading, section_open: str, section_close: str, prefix: str = "", *, alone: bool = False
+    ) -> None:
         self._reading = reading
-        self._markup = replace(reading.markup, call_open=_OPEN, call_close=_CLOSE)
+        opening, closing = f"<{prefix}invoke name=", f"</{prefix}invoke>"
+        self._markup = replace(reading.markup, call_open=opening, call_close=closing)
+        mark = re.escape(prefix)
+        self._tag = re.compile(
+            rf"<{mark}(invoke|parameter) name=[\"']?([^<>\n]*?)[\"']?(?: string=\"(true|false)\")?>"
+            rf"|</{mark}(invoke|parameter)>"
+        )
         self._tagged = ("", Tags())
-        section = reading.mark(MARKER), reading.mark("</minimax:tool_call>")
-        super().__init__(*section, _OPEN, self._read_body, alone=False)
+        super().__init__(section_open, section_close, opening, self._read_body, alone=alone)
 
     def _read_body(self, text: str, at: int, body: int) -> Found:
         if self._tagged[0] is not text:
-            self._tagged = (text, _find_tags(text))
+            self._tagged = (text, self._find_tags(text))
         reading = self._reading
         return read_xml_call(
             text, at, self._tagged[1], self._markup, reading.tools, reading.reveal,
             truncated=reading.truncated, bare=True, padded=False,
         )  # fmt: skip
 
+    def _find_tags(self, text: str) -> Tags:
+        tags = Tags()
+        for m in self._tag.finditer(text):
+            kind = "function" if "invoke" in (m[1], m[4]) else "parameter"
+            placed = m.start() == 0 or text[m.start() - 1] in "\n>"
+            tags.append(Tag(kind, bool(m[1]), m[2] or "", m.start(), m.end(), placed, m[3] or ""))
+        return tags
 
-def _find_tags(text: str) -> Tags:
-    tags = Tags()
-    for m in _TAG.finditer(text):
-        kind = "function" if "invoke" in (m[1], m[3]) else "parameter"
-        placed = m.start() == 0 or text[m.start() - 1] in "\n>"
-        tags.append(Tag(kind, bool(m[1]), m[2] or "", m.start(), m.end(), placed))
-    return tags
+
+class MiniMaxForm(InvokeForm):
+    """Calls inside `<minimax:tool_call>` … `</minimax:tool_call>`."""
+
+    def __init__(self, reading: Reading) -> None:
+        super().__init__(reading, reading.mark(MARKER), reading.mark("</minimax:tool_call>"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from sandlot.chat.messages import Tool
 
@@ -35,14 +35,24 @@ def typed(text: str, schema: Any, root: Mapping[str, Any]) -> Any:
         if number is not None and (isinstance(number, int) or "number" in kinds or number.is_integer()):
             return int(number) if "number" not in kinds else number
     if kinds & {"object", "array"}:
-        try:
-            value = json.loads(word, strict=False)
-            json.dumps(value, ensure_ascii=False).encode()
-        except (ValueError, RecursionError):
-            return text
+        value = from_json(word)
         if isinstance(value, dict if kinds.isdisjoint({"array"}) else (dict, list) if "object" in kinds else list):
             return value
     return text
+
+
+def from_json(text: str) -> Any:
+    """The value that a text is in JSON; the text itself where it is none, or holds text that is no Unicode."""
+    try:
+        value = json.loads(text, strict=False, parse_constant=_no_constant)
+        json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
+        return text
+    return value
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
 
 
 def _number(word: str) -> int | float | None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from sandlot.chat.markup import Found, Markup, broken_end, found, skip_blanks
 from sandlot.chat.messages import Tool
-from sandlot.chat.schema import properties, typed
+from sandlot.chat.schema import from_json, properties, typed
 
 FUNCTION = "<function="
 _BUDGET = 60_000
@@ -46,6 +46,8 @@ class Tag:
     end: int
     placed: bool = True
     """Whether it stands where the form would put it, and not in the middle of a value's line."""
+    string: str = ""
+    """`true` or `false` where the tag says whether its value is a string, or else JSON."""
 
 
 class Tags(list[Tag]):
@@ -111,7 +113,10 @@ def read_xml_call(
         tag = all_tags[tag_index]
         value = reveal(text[tag.end : step.stop])
         value = _trimmed(value) if padded else value
-        arguments[tag.name] = typed(value, (declared or {}).get(tag.name), tool.parameters if tool else {})
+        if tag.string:
+            arguments[tag.name] = value if tag.string == "true" else from_json(value)
+        else:
+            arguments[tag.name] = typed(value, (declared or {}).get(tag.name), tool.parameters if tool else {})
     raw = reveal(text[body : _body_end(text, end, markup)])
     if not function.name:
         return found(end, "", raw, raw, "missing_name", ambiguous=exhausted or len(readings) > 1)
