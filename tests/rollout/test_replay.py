@@ -484,6 +484,37 @@ async def test_interrupted_it_tells_what_was_answered(flaky: tuple[Flaky, str], 
     assert [json.loads(line)["ok"] for line in out.read_text().splitlines()] == [True]
 
 
+async def test_more_requests_at_once_than_files_may_be_open_at_first(tmp_path: Path) -> None:
+    """The soft bound is raised: shells give 1,024 or less."""
+    count = 150
+    together = asyncio.Barrier(count)
+
+    async def chat(request: web.Request) -> web.Response:
+        await together.wait()
+        return web.json_response(WHOLE)
+
+    application = web.Application()
+    application.router.add_post("/v1/chat/completions", chat)
+    async with TestServer(application) as server:
+        file = write_lines(tmp_path / "r.jsonl", [{"model": "m", "messages": USER}] * count)
+        command = [sys.executable, "-m", "sandlot.cli", "replay", str(file), "--base-url", str(server.make_url(""))]
+        limited = [
+            "sh",
+            "-c",
+            'ulimit -Sn 100; exec "$@"',
+            "sh",
+            *command,
+            "--retries",
+            "0",
+            "-j",
+            str(count),
+            "--json",
+        ]
+        process = await asyncio.create_subprocess_exec(*limited, stdout=PIPE)
+        stdout, _ = await asyncio.wait_for(process.communicate(), 60)
+    assert json.loads(stdout)["ok"] == count
+
+
 async def test_a_full_disk_is_no_riddle(flaky: tuple[Flaky, str], tmp_path: Path) -> None:
     file = write_lines(tmp_path / "r.jsonl", [{"model": "m", "user": "fine", "messages": USER}])
     with pytest.raises(OSError) as refused:

@@ -89,8 +89,10 @@ def command(
 
     async def all_of_it(tick: Callable[[int, int], None]) -> None:
         nonlocal begin
+        from sandlot.gateway.process import allow_many_connections
         from sandlot.rollout.replay import replay
 
+        allow_many_connections()
         async with given as (chains, total):
             with _writing(out) as write:
 

@@ -52,12 +52,14 @@ def _jobs(run: RunDir, episode_id: str, engine: Engine, session_id: str) -> list
         prompt = tree.ids(turn.id)[: turn.prompt_length]
         if ids_sha256(prompt) != turn.prompt_sha256:
             raise JournalError(f"{episode_id}, turn {turn.id}: the journal does not give the prompt that was sent")
-        jobs.append(_job(f"{episode_id}#{number}", turn, prompt.tolist(), engine, session_id))
+        jobs.append(_job(f"{episode_id}#{number}", turn, tree, engine, session_id))
     return jobs
 
 
-def _job(name: str, turn: Turn, prompt: list[int], engine: Engine, session_id: str) -> Job:
+def _job(name: str, turn: Turn, tree: SessionTree, engine: Engine, session_id: str) -> Job:
     async def send() -> Answered:
+        # Put together when it is sent: all prompts of a long session are much more than the session.
+        prompt = tree.ids(turn.id)[: turn.prompt_length].tolist()
         sampling = _sampling(turn.sampling)
         try:
             done = await engine.generate(prompt, sampling, request_id=f"{session_id}-{turn.id}", session_id=session_id)
