@@ -177,6 +177,14 @@ async def test_a_server_without_the_endpoint_is_found_out_at_start(server: tuple
             await client.info()
 
 
+async def test_routed_experts_are_kept_where_they_are_wanted(server: tuple[Server, VllmEngine]) -> None:
+    told, client = server
+    told.say(routed_experts="AAAA")
+    assert (await ask(client)).routed_experts is None
+    client.routed_experts = True
+    assert (await ask(client)).routed_experts == "AAAA"
+
+
 async def test_a_shortened_prompt_is_refused(server: tuple[Server, VllmEngine]) -> None:
     told, client = server
     told.body = json.dumps({**HONEST, "usage": {"prompt_tokens": 2, "completion_tokens": 4}}).encode()

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp.test_utils import TestServer
 
 from sandlot.chat.format import load_chat_format
-from sandlot.engine.base import SamplingParams
+from sandlot.engine.base import Generation, SamplingParams
 from sandlot.engine.embedded.backend import EmbeddedBackend
+from sandlot.engine.resumable import joined
 from sandlot.engine.server import make_app
 from sandlot.engine.vllm import VllmEngine
 from sandlot.gateway import Gateway, GatewayLimits, Policy
 from sandlot.gateway.control import control_app
+from sandlot.rollout.recorder import JournalRecorder
+from sandlot.trajectory.journal import JournalWriter, read_journal
+from sandlot.trajectory.records import SessionRecord
 from support import engines
 from support.rig import Kept, MakeRig, ask
 from support.toy_model import make_toy_model
@@ -109,3 +115,27 @@ async def test_an_engine_that_cannot_abort_refuses_that_mode(make_rig: MakeRig) 
     async with rig.http.post(where, headers=ADMIN) as reply:
         assert reply.status == 200
     rig.gateway.resume()
+
+
+async def test_routed_experts_stand_in_the_journal(
+    make_rig: MakeRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = await make_rig()
+    sample = rig.engine.generate
+
+    async def generate(*args: Any, **named: Any) -> Generation:
+        one, two = [replace(await sample(*args, **named), routed_experts=text) for text in ("AA", "BB")]
+        return joined([replace(one, finish_reason="abort"), two], "stop", None)
+
+    monkeypatch.setattr(rig.engine, "generate", generate)
+    journal = JournalWriter(tmp_path / "e.jsonl.gz")
+    journal.append(SessionRecord(episode_id="e", group_id="g"))
+    opened = rig.gateway.open("e", recorder=JournalRecorder(journal))
+    headers = {"x-api-key": opened.api_key}
+    async with rig.http.post(f"{rig.url}/v1/messages", json=ask("hi"), headers=headers) as reply:
+        assert reply.status == 200
+    assert len((await rig.gateway.finish("e")).samples) == 1
+    journal.close()
+    (turn,) = read_journal(journal.path).turns
+    half = len(turn.output_ids) // 2
+    assert turn.metadata["routed_experts"] == [[half, "AA"], [2 * half, "BB"]]

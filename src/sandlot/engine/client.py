@@ -48,15 +48,18 @@ class EngineClient:
         *,
         timeout_s: float = 3600.0,
         watch_s: float = 20.0,
+        routed_experts: bool = False,
     ) -> None:
         """`model` picks a served model or LoRA adapter; without it the server's only one answers.
 
         While calls wait, the server is asked every `watch_s` seconds whether it still answers anything.
+        `routed_experts` keeps the experts of each token, where the server tells them: they are large.
         """
         if not _is_url(base_url):
             raise ConfigError(f"the engine address {base_url!r} is not a URL: write http://HOST:PORT")
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
         self.model = model
+        self.routed_experts = routed_experts
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=_CONNECT_S)
         self._session: aiohttp.ClientSession | None = None

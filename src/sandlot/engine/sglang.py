@@ -77,8 +77,7 @@ class SglangEngine(EngineClient):
     """One SGLang server, or its router in front of many. Use it in one event loop; `close` it at the end.
 
     With top-p, top-k or temperature 0 the request asks for `return_sampling_mask`, because SGLang's ordinary logprobs
-    are those from before truncation. `routed_experts` asks for the experts of each token (a server started with
-    `--enable-return-routed-experts`). A seed has effect where SGLang runs with `--enable-deterministic-inference`.
+    are those from before truncation. A seed has effect where SGLang runs with `--enable-deterministic-inference`.
     """
 
     endpoint = "/generate"
@@ -97,8 +96,7 @@ class SglangEngine(EngineClient):
         watch_s: float = 20.0,
         routed_experts: bool = False,
     ) -> None:
-        super().__init__(base_url, model, api_key, timeout_s=timeout_s, watch_s=watch_s)
-        self._routed_experts = routed_experts
+        super().__init__(base_url, model, api_key, timeout_s=timeout_s, watch_s=watch_s, routed_experts=routed_experts)
         self._adapter: str | None = None
         self._rids: dict[str, set[str]] = {}
 
@@ -169,7 +167,7 @@ class SglangEngine(EngineClient):
         truncates = sampling.top_p < 1 or sampling.top_k > 0 or sampling.temperature == 0
         if truncates:
             body["return_sampling_mask"] = True
-        if self._routed_experts:
+        if self.routed_experts:
             body["return_routed_experts"] = True
         headers = {"X-SMG-Routing-Key": session_id}
         with self._rid(request_id) as rid:

@@ -99,7 +99,7 @@ class VllmEngine(EngineClient):
         if sampling.seed is not None:
             params["seed"] = sampling.seed
         reply = await self._generate(prompt_ids, params, request_id, session_id)
-        return _generation(reply, len(prompt_ids))
+        return _generation(reply, len(prompt_ids), self.routed_experts)
 
     async def score(self, token_ids: Sequence[int]) -> list[float]:
         limit = (self._info or await self.info()).max_context
@@ -164,7 +164,7 @@ class VllmEngine(EngineClient):
         return super().failure(status, raw, prompt_tokens, path)
 
 
-def _generation(reply: GenerateReply, prompt_tokens: int) -> Generation:
+def _generation(reply: GenerateReply, prompt_tokens: int, routed_experts: bool) -> Generation:
     """The reply's evidence, taken as it is and checked; what is missing is refused."""
 
     def refuse(why: str) -> EngineEvidenceError:
@@ -193,7 +193,7 @@ def _generation(reply: GenerateReply, prompt_tokens: int) -> Generation:
         finish_reason=choice.finish_reason or "null",
         stop_reason=choice.stop_reason,
         versions=named([VersionSpan(s.version, s.start, s.end) for s in choice.weight_versions or ()]),
-        routed_experts=choice.routed_experts,
+        routed_experts=choice.routed_experts if routed_experts else None,
         cached_tokens=details.cached_tokens if details else None,
     )
     logprob_ids = [e.token_id for e in entries]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -53,6 +53,9 @@ def take(asked: Asked, generation: Generation, reply: Reply, policy: Policy, sha
 
 def _turn(asked: Asked, generation: Generation, reply: Reply, policy: Policy, shared: int, prompt_sha256: str) -> Turn:
     match, sampled = asked.match, len(generation.output_ids)
+    metadata: dict[str, Any] = {"ambiguous": True} if reply.ambiguous else {}
+    if generation.routed_experts is not None:
+        metadata["routed_experts"] = generation.routed_experts
     declined = match.turn is not None and policy.format.can_extend and asked.continued is None
     return Turn(
         id=secrets.token_hex(10),
@@ -73,5 +76,5 @@ def _turn(asked: Asked, generation: Generation, reply: Reply, policy: Policy, sh
         branch=asked.request.branch,
         fork=match.fork or (_DECLINED if declined else ""),
         parse=tuple(c.status for c in reply.calls),
-        metadata={"ambiguous": True} if reply.ambiguous else {},
+        metadata=metadata,
     )
