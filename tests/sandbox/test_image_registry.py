@@ -174,3 +174,15 @@ def test_what_a_killed_process_was_building_is_removed(tmp_path: Path, store: Im
     (directory / "building-1-dead.building").touch()
     store.get(str(write_layout(make_image(LAYERS), tmp_path / "layout")), "/w")
     assert not list(directory.glob("building-*"))
+
+
+def test_a_skopeo_that_hangs_is_given_up(
+    store: ImageStore, served: FakeRegistry, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "skopeo").write_text("#!/bin/sh\nexec sleep 60\n")
+    (tmp_path / "skopeo").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(shutil, "which", lambda name: name)
+    monkeypatch.setattr("sandlot.sandbox.images.store._PULL_SECONDS", 0.2)
+    with pytest.raises(SandboxError, match="skopeo did not pull"):
+        store.get(served.reference("team/tiny"), "/workspace")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from sandlot.sandbox.jail import accounts, syscalls
+from sandlot.sandbox.jail.posix import opened
 
 _IN_ROOT = syscalls.RESOLVE_IN_ROOT | syscalls.RESOLVE_NO_MAGICLINKS
 _DIRECTORIES = (
@@ -20,11 +20,11 @@ _DIRECTORIES = (
 
 def prepare(root: Path, owner: int | None, agent_id: int) -> None:
     """Make in the image at `root` what every boot needs. `owner`: the id outside of root inside, if another."""
-    with _opened(os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as top:
+    with opened(os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as top:
         os.fchmod(top, stat.S_IMODE(os.fstat(top).st_mode) | 0o555)  # agents must be able to search it
         for name, mode in _DIRECTORIES:
             _make_directory(top, name, mode, owner, agent_id if name == "home/agent" else 0)
-        with suppress(OSError), _opened(_open_directory(top, "etc")) as etc:
+        with suppress(OSError), opened(_open_directory(top, "etc")) as etc:
             for name, agent, always in accounts.accounts(agent_id):
                 if accounts.update(etc, name, agent, always) and owner is not None:
                     os.chown(name, owner, owner, dir_fd=etc, follow_symlinks=False)
@@ -32,13 +32,13 @@ def prepare(root: Path, owner: int | None, agent_id: int) -> None:
 
 def _make_directory(top: int, name: str, mode: int, owner: int | None, user: int) -> None:
     parent, _, base = name.rpartition("/")
-    with suppress(OSError), _opened(_open_directory(top, parent or ".")) as fd:  # a boot makes what cannot be made here
+    with suppress(OSError), opened(_open_directory(top, parent or ".")) as fd:  # a boot makes what cannot be made here
         try:
             os.mkdir(base, mode, dir_fd=fd)
         except FileExistsError:
             if not mode & 0o1000 and not user:
                 return
-        with _opened(os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)) as made:
+        with opened(os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)) as made:
             if owner is not None:
                 os.fchown(made, owner + user, owner + user)
             os.fchmod(made, mode)
@@ -48,8 +48,8 @@ def resolve(root: Path, path: str) -> str | None:
     """Where the directory `path` of an image really is, relative to `root`; None when absent or the root itself."""
     try:
         with (
-            _opened(os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as top,
-            _opened(_open_directory(top, path.lstrip("/") or ".")) as fd,
+            opened(os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as top,
+            opened(_open_directory(top, path.lstrip("/") or ".")) as fd,
         ):
             there, base = (os.readlink(f"/proc/self/fd/{n}") for n in (fd, top))
     except OSError:
@@ -87,11 +87,3 @@ def copy_owned(root: Path, relative: str, target: Path, uid: int) -> None:
 
 def _open_directory(top: int, path: str) -> int:
     return syscalls.openat2(top, path, os.O_RDONLY | os.O_DIRECTORY, _IN_ROOT)
-
-
-@contextmanager
-def _opened(fd: int) -> Iterator[int]:
-    try:
-        yield fd
-    finally:
-        os.close(fd)

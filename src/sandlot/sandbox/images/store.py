@@ -21,6 +21,7 @@ from sandlot.sandbox.images.unpack import BAD_ARCHIVE, Unpacker
 from sandlot.sandbox.jail import tree
 
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+_PULL_SECONDS = 3600.0
 _VERSION = 1
 """Part of every key: raise it when the same image would be flattened to something else."""
 
@@ -171,7 +172,10 @@ def _skopeo(ref: reference.Reference, digest: str, layout: Path) -> bool:
         source,
         f"oci:{layout}:image",
     ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_PULL_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        raise SandboxError(f"skopeo did not pull {ref} within {_PULL_SECONDS:g} s; is the registry slow?") from None
     if done.returncode:
         said = done.stderr.strip().rpartition("msg=")[2] or f"exit {done.returncode}"
         raise SandboxError(f"skopeo could not pull {ref}: {said[:500]}")

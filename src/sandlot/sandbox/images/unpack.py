@@ -12,13 +12,13 @@ import os
 import stat
 import tarfile
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
 from sandlot.errors import SandboxError
 from sandlot.sandbox.jail import syscalls, tree
+from sandlot.sandbox.jail.posix import opened
 
 _CHUNK = 1 << 20
 _MAX_EXTENDED_HEADER = 1 << 20
@@ -84,7 +84,7 @@ class Unpacker:
         try:
             for path in sorted(self._directories, reverse=True):
                 inode, mode, mtime = self._directories[path]
-                with suppress(OSError), _opened(self._directory(path.split("/") if path else [])) as fd:
+                with suppress(OSError), opened(self._directory(path.split("/") if path else [])) as fd:
                     if os.fstat(fd).st_ino == inode:
                         os.utime(fd, (mtime, mtime))
                         # Whoever unpacked must get in again, to boot from the files.
@@ -124,7 +124,7 @@ class Unpacker:
             return
         if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
             return
-        with _opened(self._directory(parts[:-1], make=True)) as parent:
+        with opened(self._directory(parts[:-1], make=True)) as parent:
             if member.isdir():
                 self._make_directory(parent, parts, member)
             elif member.islnk():
@@ -149,7 +149,7 @@ class Unpacker:
         except OSError as error:
             if not make or not parts or error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
                 raise
-        with _opened(self._directory(parts[:-1], make=True)) as parent:
+        with opened(self._directory(parts[:-1], make=True)) as parent:
             tree.remove_at(parent, parts[-1])  # a link to nothing, or a file where a directory must be
             os.mkdir(parts[-1], 0o755, dir_fd=parent)
             if self._owner is not None:
@@ -165,7 +165,7 @@ class Unpacker:
                 tree.remove_at(parent, name)
                 os.mkdir(name, 0o700, dir_fd=parent)
         self._own(parent, name, member)
-        with _opened(os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)) as fd:
+        with opened(os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)) as fd:
             self._remember("/".join(parts), fd, member)
 
     def _remember(self, path: str, fd: int, member: tarfile.TarInfo) -> None:
@@ -175,7 +175,7 @@ class Unpacker:
         target = split(member.linkname)
         if not target:
             raise OSError(errno.EINVAL, f"the hard link {member.name!r} leads nowhere")
-        with _opened(self._directory(target[:-1])) as source:
+        with opened(self._directory(target[:-1])) as source:
             there = os.stat(target[-1], dir_fd=source, follow_symlinks=False)
             if not (stat.S_ISREG(there.st_mode) or stat.S_ISLNK(there.st_mode)):
                 raise OSError(errno.EINVAL, f"the hard link {member.name!r} leads to no file")
@@ -189,7 +189,7 @@ class Unpacker:
     def _write(self, parent: int, name: str, archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         content = archive.extractfile(member)
-        with _opened(os.open(name, flags, 0o600, dir_fd=parent)) as fd:
+        with opened(os.open(name, flags, 0o600, dir_fd=parent)) as fd:
             left = member.size
             while left and content is not None:
                 data = content.read(min(left, _CHUNK))
@@ -214,7 +214,7 @@ class Unpacker:
             with suppress(NotADirectoryError):
                 self._remove_lower_entries(parts)
             return
-        with suppress(FileNotFoundError, NotADirectoryError), _opened(self._directory(parts[:-1])) as parent:
+        with suppress(FileNotFoundError, NotADirectoryError), opened(self._directory(parts[:-1])) as parent:
             tree.remove_at(parent, parts[-1])
 
     def _remove_lower_entries(self, parts: list[str]) -> None:
@@ -226,7 +226,7 @@ class Unpacker:
                 fd = self._directory(path)
             except (FileNotFoundError, NotADirectoryError):
                 continue
-            with _opened(fd):
+            with opened(fd):
                 for name in os.listdir(fd):
                     if "/".join([*path, name]) not in self._added:
                         tree.remove_at(fd, name)
@@ -242,11 +242,3 @@ def split(name: str) -> list[str]:
     if len(parts) > _MAX_DEPTH:
         raise OSError(errno.ENAMETOOLONG, f"the member {name[:200]!r} is nested too deep")
     return parts
-
-
-@contextmanager
-def _opened(fd: int) -> Iterator[int]:
-    try:
-        yield fd
-    finally:
-        os.close(fd)

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from sandlot.sandbox.jail import files, syscalls
+from sandlot.sandbox.jail.posix import opened
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_DEPTH = 400
@@ -39,26 +40,13 @@ def unpack(path: str, source: int) -> None:
                 _unpack_member(root, archive, member, modes)
         for name in sorted(modes, reverse=True):
             mode, mtime = modes[name]
-            with suppress(FileNotFoundError, NotADirectoryError), _opened(_walk(root, _parts(name), make=False)) as fd:
+            with suppress(FileNotFoundError, NotADirectoryError), opened(_walk(root, _parts(name), make=False)) as fd:
                 os.fchmod(fd, mode)
                 os.utime(fd, (mtime, mtime))
     except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:
         raise OSError(errno.EINVAL, f"not a tar archive: {error}") from error
     finally:
         os.close(root)
-
-
-class _opened:
-    """Close a descriptor at the end of a `with`."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-
-    def __enter__(self) -> int:
-        return self._fd
-
-    def __exit__(self, *exc: object) -> None:
-        os.close(self._fd)
 
 
 def _parts(name: str) -> list[str]:
@@ -100,7 +88,7 @@ def _unpack_member(
     parts = _parts(member.name)
     mode = member.mode & 0o777
     if member.isdir():
-        with _opened(_walk(root, parts, make=True)):
+        with opened(_walk(root, parts, make=True)):
             modes["/".join(parts)] = (mode | 0o700 if not parts else mode, member.mtime)
         return
     if not parts:
@@ -109,7 +97,7 @@ def _unpack_member(
         raise OSError(errno.EINVAL, f"the archive member {member.name!r} is a device or FIFO")
     if member.issparse():  # its size is a number in a header, and would be written out
         raise OSError(errno.EINVAL, f"the archive member {member.name!r} is a sparse file")
-    with _opened(_walk(root, parts[:-1], make=True)) as parent:
+    with opened(_walk(root, parts[:-1], make=True)) as parent:
         name = parts[-1]
         link = _parts(member.linkname) if member.islnk() else []
         if link == parts:
@@ -121,7 +109,7 @@ def _unpack_member(
         elif member.islnk():
             if not link:
                 raise OSError(errno.EINVAL, f"the archive member {member.name!r} links to nothing")
-            with _opened(_walk(root, link[:-1], make=False)) as origin:
+            with opened(_walk(root, link[:-1], make=False)) as origin:
                 os.link(link[-1], name, src_dir_fd=origin, dst_dir_fd=parent, follow_symlinks=False)
         else:
             _write_member(parent, name, archive, member, mode)
@@ -129,7 +117,7 @@ def _unpack_member(
 
 def _write_member(parent: int, name: str, archive: tarfile.TarFile, member: tarfile.TarInfo, mode: int) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with _opened(os.open(name, flags, 0o600, dir_fd=parent)) as fd:
+    with opened(os.open(name, flags, 0o600, dir_fd=parent)) as fd:
         content = archive.extractfile(member)
         left = member.size
         while left and content is not None:
@@ -166,7 +154,7 @@ def pack(path: str, target: int, exclude: frozenset[str], max_bytes: int) -> Non
                 fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
             except FileNotFoundError:
                 continue
-            with _opened(fd):
+            with opened(fd):
                 info.size = files.check_regular(fd, full).st_size
                 written += max(0, info.size - status.st_size)
                 if written > max_bytes:

@@ -18,7 +18,7 @@ import struct
 from contextlib import suppress
 from typing import Any, NamedTuple, NoReturn
 
-from sandlot.sandbox.jail import accounts, execution, memory, mounts, seccomp, syscalls, wire
+from sandlot.sandbox.jail import accounts, execution, memory, mounts, posix, seccomp, syscalls, wire
 from sandlot.sandbox.jail.cgroups import Payload
 from sandlot.sandbox.jail.worker import Jail, Worker, fail
 
@@ -120,7 +120,7 @@ def _serve(jail: Jail, control: socket.socket) -> None:
     staff = _Staff(jail)
     watched = busy = not jail.payload.join
     while True:
-        _reap()
+        posix.reap(os.WNOHANG)
         ready = {fd for fd, _ in poller.poll(_MEMORY_WATCH_SECONDS * 1000 if busy else None)}
         if wake_read in ready:
             with suppress(BlockingIOError):
@@ -192,18 +192,8 @@ def _dispatch(staff: _Staff, op: bytes, fds: list[int], poller: select.poll) -> 
     staff.refill()
 
 
-def _reap() -> None:
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        pass
-
-
 def _kill_all() -> None:
     """Kill every other process of the namespace in one call, which no fork can outrun, and wait for them."""
     with suppress(ProcessLookupError):
         os.kill(-1, signal.SIGKILL)
-    with suppress(ChildProcessError):
-        while True:
-            os.waitpid(-1, 0)
+    posix.reap()

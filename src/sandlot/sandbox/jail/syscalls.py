@@ -6,6 +6,8 @@ import ctypes
 import os
 import struct
 
+from sandlot.sandbox.jail.posix import opened
+
 CLONE_NEWNS = 0x00020000
 CLONE_NEWCGROUP = 0x02000000
 CLONE_NEWUTS = 0x04000000
@@ -134,11 +136,8 @@ def drop_bounding_capabilities(keep: int) -> None:
 
 def write_setting(path: str, text: str) -> None:
     """Write a setting of the kernel, whole in one call."""
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
+    with opened(os.open(path, os.O_WRONLY | os.O_CLOEXEC)) as fd:
         os.write(fd, text.encode())
-    finally:
-        os.close(fd)
 
 
 def install_filter(program: bytes) -> None:

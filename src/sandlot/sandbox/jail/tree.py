@@ -6,6 +6,8 @@ import os
 import stat
 from contextlib import suppress
 
+from sandlot.sandbox.jail.posix import opened
+
 _MAX_DEPTH = 100  # descriptors held at once
 
 
@@ -16,10 +18,8 @@ def remove(path: str) -> None:
         fd = os.open(parent, os.O_RDONLY | os.O_DIRECTORY)
     except FileNotFoundError:
         return
-    try:
+    with opened(fd):
         remove_at(fd, name)
-    finally:
-        os.close(fd)
 
 
 def remove_at(root: int, name: str) -> None:
@@ -47,11 +47,9 @@ def _remove_entry(parent: int, name: str, depth: int, root: int, pending: list[s
     directory = _open_directory(parent, name)
     if directory < 0:
         return
-    try:
+    with opened(directory):
         for entry in os.listdir(directory):
             _remove_entry(directory, entry, depth + 1, root, pending)
-    finally:
-        os.close(directory)
     with suppress(FileNotFoundError):
         os.rmdir(name, dir_fd=parent)
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
 
-from sandlot.sandbox.jail import cgroups, keeper, leftovers, probe, seccomp, wire
+from sandlot.sandbox.jail import cgroups, keeper, leftovers, posix, probe, seccomp, wire
 from sandlot.sandbox.jail import ids as id_maps
 
 
@@ -25,7 +25,7 @@ def main(control_fd: int, run_dir: str) -> None:
     """Serve `control_fd` until its other end is closed, then remove `run_dir`."""
     control = socket.socket(fileno=control_fd)
     control.setblocking(True)
-    signal.signal(signal.SIGCHLD, lambda *_: _reap())
+    signal.signal(signal.SIGCHLD, lambda *_: posix.reap(os.WNOHANG))
     _hide_arguments()
     seccomp.build_filter()  # once, for all that is forked from here
     gc.collect()
@@ -33,7 +33,7 @@ def main(control_fd: int, run_dir: str) -> None:
     nursery = _Nursery()
     _serve(control, nursery)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    _wait_for_all()
+    posix.reap()
     if nursery.ids.get("mapped_by") == "helper":
         id_maps.enter(nursery.ids)  # only there may it remove what belongs to these ids
     leftovers.remove_run(run_dir)
@@ -140,22 +140,6 @@ def _hide_arguments() -> None:
     if 0 < start < end:
         ctypes.memset(start, 0, end - start)
         ctypes.memmove(start, b"sandlot", min(7, end - start))
-
-
-def _reap() -> None:
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        pass
-
-
-def _wait_for_all() -> None:
-    try:
-        while True:
-            os.waitpid(-1, 0)
-    except ChildProcessError:
-        pass
 
 
 if __name__ == "__main__":
