@@ -20,7 +20,9 @@ from sandlot.gateway import front_control
 from sandlot.gateway.control import control_app, prometheus
 from sandlot.gateway.relay import client_of
 from sandlot.gateway.worker import WorkerServer
+from sandlot.trajectory.sample import Sample
 from sandlot.trajectory.samples import linearize
+from sandlot.trajectory.store import to_json
 from support.rig import Kept, MakeRig, Rig, ask
 
 ADMIN = {"Authorization": "Bearer admin"}
@@ -72,8 +74,8 @@ async def control(rig: Rig) -> Control:
     return Control(rig, await rig.gateway.serve_app(control_app(rig.gateway, "admin", rig.url), "127.0.0.1", 0))
 
 
-async def one_turn(rig: Rig, key: str) -> None:
-    async with rig.http.post(f"{rig.url}/v1/messages", json=ask("hi"), headers={"x-api-key": key}) as reply:
+async def one_turn(rig: Rig, key: str, text: str = "hi") -> None:
+    async with rig.http.post(f"{rig.url}/v1/messages", json=ask(text), headers={"x-api-key": key}) as reply:
         assert reply.status == 200, await reply.text()
 
 
@@ -91,6 +93,26 @@ async def test_a_finish_goes_on_when_its_client_leaves(make_rig: MakeRig, monkey
     for status, finished in await asyncio.gather(*again):
         assert (status, [s["reward"] for s in finished["samples"]]) == (200, [1.0])
     assert [seal["reward"] for seal in kept.seals] == [1.0]
+
+
+async def test_samples_are_told_off_the_event_loop(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session with thirty branches of a long history has a hundred megabytes of them."""
+    rig = await make_rig()
+    told, here, threads = await control(rig), threading.get_ident(), set[int]()
+    encode = to_json
+
+    def noted(sample: Sample) -> dict[str, Any]:
+        threads.add(threading.get_ident())
+        return encode(sample)
+
+    monkeypatch.setattr("sandlot.gateway.control.to_json", noted)
+    opened = rig.gateway.open("e")
+    for text in ("one", "two"):
+        await one_turn(rig, opened.api_key, text)
+    status, finished = await told("POST", "/control/sessions/e/finish", {"reward": 1.0})
+    assert (status, len(finished["samples"]), finished["samples"][1]["reward"]) == (200, 2, 1.0)
+    assert threads
+    assert here not in threads
 
 
 async def test_a_finish_that_could_not_be_recorded_can_be_asked_for_again(make_rig: MakeRig) -> None:

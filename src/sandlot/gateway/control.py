@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from sandlot.engine.base import SamplingParams
 from sandlot.errors import AuditError, ConfigError, JournalError
 from sandlot.gateway.limits import SessionLimits
+from sandlot.trajectory.sample import Sample
 from sandlot.trajectory.store import to_json
 
 if TYPE_CHECKING:
@@ -136,7 +137,8 @@ class _Control:
         finished = await self._gateway.finish(
             request.match_info["id"], reward=body.reward, group_id=body.group_id, metadata=body.metadata
         )
-        samples = [to_json(sample) for sample in finished.samples]
+        # One at a time: a session with many branches has a hundred megabytes, and others are served between.
+        samples = [await self._gateway.in_thread(_encoded, sample) for sample in finished.samples]
         return json_answer({"samples": samples, "audit": asdict(finished.report)})
 
     async def delete(self, request: web.Request) -> web.StreamResponse:
@@ -158,6 +160,10 @@ class _Control:
 
     async def metrics(self, request: web.Request) -> web.StreamResponse:
         return prometheus(self._gateway.metrics.text())
+
+
+def _encoded(sample: Sample) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(to_json(sample)))
 
 
 def session_state(session: Session) -> dict[str, Any]:
