@@ -192,6 +192,8 @@ def test_what_it_may(path: str) -> None:
         ("sub/tox.ini", None, b"[pytest]\naddopts = --co\n", True),
         ("tox.ini", None, b"[tox]\nenvlist = py\n", False),
         ("tox.ini", b"[tox]\n", b"\xff[pytest", True),
+        ("pyproject.toml", b"[x]\n", b"a = " + b"[" * 100_000, True),
+        ("pyproject.toml", b"[x]\n", b"a = " + b"1" * 5000, True),
     ],
 )
 def test_configuration_files_are_taken_back_for_their_pytest_section(
@@ -202,6 +204,12 @@ def test_configuration_files_are_taken_back_for_their_pytest_section(
 
 def test_test_roots_are_the_topmost_test_directories() -> None:
     assert test_roots(["a/tests/b/tests/t.py", "test/t.py", "src/t.py", "t.py"]) == {"a/tests", "test"}
+
+
+def test_numbers_that_are_none_are_junk() -> None:
+    for kind in ("finish", "end"):
+        told = read_report(channel(*honest()) + f'{NONCE} {{"event": "{kind}", "status": 1e999}}\n'.encode(), NONCE)
+        assert "1e999" in told.stray
 
 
 @few

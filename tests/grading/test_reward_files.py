@@ -36,7 +36,11 @@ def test_what_is_no_reward(data: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"1", b"[]", b"{}", b'{"a": true}', b'{"a": "1"}', b'{"a": NaN}', b'{"a": 1e999}', b'{"a": -1}', b"{"]
+    "data",
+    [
+        *(b"1", b"[]", b"{}", b'{"a": true}', b'{"a": "1"}', b'{"a": NaN}', b'{"a": 1e999}', b'{"a": -1}', b"{"),
+        b'{"a": 1%s}' % (b"0" * 400),
+    ],
 )
 def test_what_is_no_object_of_rewards(data: bytes) -> None:
     with pytest.raises(ValueError):

@@ -183,6 +183,7 @@ def test_an_r2e_row(tmp_path: Path) -> None:
         ({**SWE, "problem_statement": None}, "problem_statement: is missing"),
         ({**SWE, "instance_id": 3}, "instance_id: must be a string"),
         ({**SWE, "timeout": "9"}, "timeout: must be a positive number"),
+        ({**SWE, "timeout": 10**400}, "timeout: must be a positive number"),
         ({**SWE, "workdir": "x"}, "workdir: must be an absolute path"),
         ({**SWE, "image": "host"}, "repository: the image 'host' holds no repository"),
         ({**SWE, "repository": {"directory": "no"}}, "repository.directory: 'no' does not exist"),

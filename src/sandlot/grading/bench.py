@@ -91,7 +91,9 @@ class Bench:
             new = None if change.new is None else self.applied.contents[change.new.blob]
             return old_content.get(change.path), new
 
-        back = reverted(self.applied.changes, hidden=hidden, patterns=self.task.protected, contents=contents)
+        back = await asyncio.to_thread(
+            reverted, self.applied.changes, hidden=hidden, patterns=self.task.protected, contents=contents
+        )
         self.evidence["reverted"] = [change.path.decode("utf-8", "backslashreplace") for change in back]
         # What the patch added goes first, so that nothing of it stands in the way of what returns.
         for added in (True, False):

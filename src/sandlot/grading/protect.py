@@ -92,7 +92,7 @@ def _section_changed(path: str, old: bytes | None, new: bytes | None) -> bool:
     """Whether the part of a file that pytest reads differs; a file that cannot be read counts as changed."""
     try:
         return _section(path, old) != _section(path, new)
-    except (tomllib.TOMLDecodeError, configparser.Error, UnicodeDecodeError):
+    except (ValueError, RecursionError, configparser.Error):
         return True
 
 

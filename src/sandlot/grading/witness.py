@@ -79,7 +79,7 @@ def read_report(stdout: bytes, nonce: str) -> Report:
                 stray.append(str(event["text"]))
             else:
                 _take(report, facts, event)
-        except (ValueError, TypeError, KeyError, RecursionError):
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             stray.append(line.decode("utf-8", "backslashreplace"))
     return replace(report, stray="\n".join(stray)[:4000], **facts)
 

@@ -15,6 +15,7 @@ from sandlot.tasks.checked import check_workdir, checked_options, inside
 from sandlot.tasks.task import GradingOptions, Repository, TaskLimits
 
 Fields = Mapping[str, Any]
+_MOST_SECONDS = 1e9
 
 
 def _list_of(text: str) -> Any:
@@ -133,8 +134,8 @@ class Row:
         value = source.get("timeout")
         if value is None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-            raise self.error(field, "must be a positive number of seconds")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= _MOST_SECONDS:
+            raise self.error(field, "must be a positive number of seconds, a billion at most")
         return float(value)
 
     def workdir(self, value: str, field: str = "workdir") -> str:

@@ -134,7 +134,7 @@ def rewritten(spool: IO[bytes], exclude: frozenset[str], mounts: tuple[str, ...]
                     yield data
                 yield bytes(-info.size % 512)
             yield bytes(1024)
-    except (tarfile.TarError, ValueError, KeyError, RecursionError) as error:
+    except (tarfile.TarError, ValueError, KeyError, OverflowError, RecursionError) as error:
         raise SandboxError(f"the sandbox sent a damaged archive: {error}") from error
 
 
