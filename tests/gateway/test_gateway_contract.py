@@ -538,27 +538,40 @@ async def test_more_messages_than_tokens_fit_are_not_looked_at(
     body, headers = ask(*["hi"] * 401), {"x-api-key": rig.opened.api_key}
     async with rig.http.post(f"{rig.url}/v1/messages{path}", json=body, headers=headers) as reply:
         assert reply.status == 400
-        assert (await reply.json())["error"]["message"] == "prompt is too long: 401 tokens > 400 maximum"
+        assert (await reply.json())["error"]["message"] == "prompt is too long: 402 tokens > 400 maximum"
     assert rig.session.counters.stopped_by == "context"
 
 
+@pytest.mark.parametrize("where", ["text", "tools", "arguments", "new"])
 async def test_a_prompt_beyond_any_context_holds_no_other_session_up(
-    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    rig = await make_rig()
+    """Wherever it is so large, also in what is new after a turn."""
+    monkeypatch.setattr("sandlot.gateway.gateway._LARGE", 50_000)
+    rig = await make_rig(max_context=20_000)
     other = rig.gateway.open("other")
-    huge = "word " * 500_000
-    begun, go_on, render = asyncio.Event(), threading.Event(), rig.engine.fmt.render
-    loop = asyncio.get_running_loop()
+    huge, body = "word " * 20_000, ask("go")
+    call = {"type": "tool_use", "id": "c", "name": "Bash", "input": {"command": huge}}
+    if where == "text":
+        body = ask(huge)
+    elif where == "tools":
+        body["tools"] = [{**BASH, "description": huge}]
+    else:
+        said = (await rig.messages(body))[1]["content"]
+        before = [{"role": "assistant", "content": said}] if where == "new" else []
+        body["messages"] += [*before, {"role": "assistant", "content": [call]}, {"role": "user", "content": "on"}]
+    begun, go_on, fmt = asyncio.Event(), threading.Event(), rig.engine.fmt
+    loop, render, extend = asyncio.get_running_loop(), fmt.render, fmt.extend
 
-    def held(messages: Any, tools: Any) -> Any:
-        if messages[-1].text == huge:
+    def hold(messages: Any) -> None:
+        if messages[-1].text in ("go", "on", huge):
+            assert threading.current_thread() is not threading.main_thread()
             loop.call_soon_threadsafe(begun.set)
             assert go_on.wait(60)
-        return render(messages, tools)
 
-    monkeypatch.setattr(rig.engine.fmt, "render", held)
-    slow = asyncio.create_task(rig.messages(ask(huge)))
+    monkeypatch.setattr(fmt, "render", lambda messages, tools: hold(messages) or render(messages, tools))
+    monkeypatch.setattr(fmt, "extend", lambda ids, names, new, tools: hold(new) or extend(ids, names, new, tools))
+    slow = asyncio.create_task(rig.messages(body))
     try:
         async with asyncio.timeout(30):
             await begun.wait()

@@ -73,6 +73,29 @@ class TestToolResults:
         with pytest.raises(WireError, match=r"messages\.1\.content\.0\.tool_use_id"):
             parse([{"role": "assistant", "content": [use("tu_A")]}, {"role": "user", "content": [block]}])
 
+    def test_a_great_many_results_find_their_calls_at_once(self) -> None:
+        compared = 0
+
+        class Id(str):
+            __slots__ = ()
+            __hash__ = str.__hash__
+
+            def __eq__(self, other: object) -> bool:
+                nonlocal compared
+                compared += 1
+                return str.__eq__(self, str(other))
+
+        ids = [Id(f"c{k}") for k in range(1000)]
+        calls, results = [use(i) for i in ids], [result(Id(i), i) for i in reversed(ids)]
+        asked = parse([{"role": "assistant", "content": calls}, {"role": "user", "content": results}])
+        assert [m.tool_call_id for m in asked.messages[1:]] == ids
+        assert compared < 20_000
+
+    def test_calls_of_one_id_get_their_results_in_order(self) -> None:
+        calls, results = [use("c", "A"), use("c", "B")], [result("c", "a"), result("c", "b"), result("c", "again")]
+        asked = parse([{"role": "assistant", "content": calls}, {"role": "user", "content": results}])
+        assert [(m.tool_name, m.text) for m in asked.messages[1:]] == [("A", "a"), ("B", "b"), ("B", "again")]
+
     def test_a_late_result_belongs_to_its_own_call(self) -> None:
         asked = parse(
             [

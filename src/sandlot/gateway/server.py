@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -163,7 +164,7 @@ class _Handler:
                 body = session.bodies.decode(raw, wire.name)
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise WireError("invalid_request", f"the request body is no JSON: {error}") from error
-            return wire.parse(body, headers, request.path_qs, session.recall)
+            return replace(wire.parse(body, headers, request.path_qs, session.recall), size=len(raw))
 
         async with session.bodies.lock:
             if session.bodies.quick(raw, wire.name):

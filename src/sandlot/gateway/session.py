@@ -237,14 +237,17 @@ class Session:
         if match.turn is not None and fmt.can_extend:
             output = self.tree[match.turn].output_ids.tolist()
             names = self._call_names(match.turn)
-            if (size := _size(match.new)) <= _SHORT:
+            size = _size(match.new)
+            if any(message.tool_calls for message in match.new):
+                size = max(size, request.size)  # what their arguments hold is not told by their text
+            if size <= _SHORT:
                 tail = fmt.extend(output, names, match.new, request.tools)
             else:
                 tail = await self._rendered(size, fmt.extend, output, names, match.new, request.tools)
             if tail is not None:
                 new = ids_array(tail)
                 return self._prompts.continued(match.turn, new), new
-        size = _size(request.messages)
+        size = max(_size(request.messages), request.size)
         whole: PromptIds = await self._rendered(size, lambda: PromptIds.of(fmt.render(request.messages, request.tools)))
         return whole, whole.array
 
@@ -287,8 +290,9 @@ class Session:
         return take(asked, generation, reply, self.policy, shared, prompt_sha256)
 
     def _match(self, request: ChatRequest) -> Match:
-        """What a request continues. A message is a token at least: more of them than fit are not even looked at."""
-        if (count := len(request.messages)) > (most := self.policy.max_context):
+        """What a request continues. A message is a token at least, and so is a tool: more of them than fit are not even
+        looked at."""
+        if (count := len(request.messages) + len(request.tools)) > (most := self.policy.max_context):
             self.counters.stopped_by = "context"
             raise WireError("context_overflow", str(ContextOverflowError(count, most)))
         return self._continuity.match(request.messages, request.tools)

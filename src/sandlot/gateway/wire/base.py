@@ -58,7 +58,7 @@ class ChatRequest:
     `found` are tools that the conversation itself tells of (a tool search found them): they can be called, but the
     prompt lists `tools` only. `framing`: events, or one JSON array that is written piece by piece. `stored` is the
     conversation as a later request may go on from it, None where that is not wanted; `previous` the id of the answer
-    that this one goes on from.
+    that this one goes on from. `size`: bytes of its body.
     """
 
     messages: tuple[Message, ...]
@@ -73,6 +73,7 @@ class ChatRequest:
     framing: Literal["events", "array"] = "events"
     stored: tuple[Message, ...] | None = None
     previous: str | None = None
+    size: int = 0
 
     @property
     def callable(self) -> tuple[Tool, ...]:

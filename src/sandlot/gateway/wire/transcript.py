@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -39,6 +40,26 @@ class History(list[Any]):
         self.shared = 0
 
 
+class _Open(dict[int, ToolCall]):
+    """Calls that have no result yet, by their place."""
+
+    def __init__(self, calls: Iterable[tuple[int, ToolCall]] = ()) -> None:
+        super().__init__(calls)
+        self._lines: dict[tuple[str, str], deque[int]] = {}
+        for place, call in self.items():
+            for line in (("", ""), ("id", call.id), ("name", call.name)):
+                self._lines.setdefault(line, deque()).append(place)
+
+    def take(self, call_id: str, name: str) -> tuple[int, ToolCall] | None:
+        """The first of this id or, where that is empty, of this name; an empty name is any."""
+        line = self._lines.get(("id", call_id) if call_id else ("name", name) if name else ("", ""), deque())
+        while line:
+            place = line.popleft()
+            if (call := self.pop(place, None)) is not None:
+                return place, call
+        return None
+
+
 @dataclass(eq=False, slots=True)
 class _State:
     """What a transcript has taken of a history after `count` of its elements."""
@@ -47,7 +68,7 @@ class _State:
     messages: list[Message]
     place: dict[str, tuple[int, ToolCall]]
     named: dict[str, tuple[int, ToolCall]]
-    open: list[tuple[int, ToolCall]]
+    open: _Open
     calls: int
     found: list[Tool]
 
@@ -150,7 +171,7 @@ class Transcript:
         self._run: list[tuple[int, Message]] = []
         self._place: dict[str, tuple[int, ToolCall]] = {}
         self._named: dict[str, tuple[int, ToolCall]] = {}
-        self._open: list[tuple[int, ToolCall]] = []
+        self._open = _Open()
         self._count = 0
         self._pieces: list[Piece] = []
         self.found: list[Tool] = []
@@ -188,12 +209,12 @@ class Transcript:
         self.found += stored.found
 
     def _state(self, count: int, head: int) -> _State:
-        place, named, calls = dict(self._place), dict(self._named), list(self._open)
+        place, named, calls = dict(self._place), dict(self._named), _Open(self._open.items())
         return _State(count, self._messages[head:], place, named, calls, self._count, list(self.found))
 
     def _resume(self, state: _State) -> None:
         self._messages += state.messages
-        self._place, self._named, self._open = dict(state.place), dict(state.named), list(state.open)
+        self._place, self._named, self._open = dict(state.place), dict(state.named), _Open(state.open.items())
         self._count, self.found = state.calls, list(state.found)
 
     def add(self, message: Message) -> None:
@@ -202,14 +223,14 @@ class Transcript:
         self._messages.append(message)
         if message.role != "assistant":
             return
-        self._open = []
-        for call in message.tool_calls:
-            entry = (self._count, call)
-            self._open.append(entry)
+        made = tuple(enumerate(message.tool_calls, self._count))
+        self._open = _Open(made)
+        self._count += len(made)
+        for entry in made:
+            call = entry[1]
             self._named[call.name] = entry
             if call.id:
                 self._place[call.id] = entry
-            self._count += 1
 
     def result(self, where: str, result: Result) -> None:
         """Append the result of an earlier call."""
@@ -233,10 +254,8 @@ class Transcript:
         call_id, name = result.call_id, result.name
         if result.may_be_foreign and call_id not in self._place:
             call_id = ""
-        for i, (place, call) in enumerate(self._open):
-            if call.id == call_id if call_id else name in ("", call.name):
-                del self._open[i]
-                return place, call
+        if (found := self._open.take(call_id, name)) is not None:
+            return found
         if call_id in self._place:
             return self._place[call_id]
         where += result.place
