@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -184,6 +185,25 @@ def test_an_unknown_harness_task_and_setting(tmp_path: Path, model: Path) -> Non
     bad = tmp_path / "bad.toml"
     bad.write_text("attemts = 3\n")
     assert "attemts" in refused("rollout", "bundled", "--config", str(bad), *common)
+
+
+@pytest.mark.slow
+@pytest.mark.npm
+def test_what_infrastructure_lost_is_an_error_and_is_tried_again(model: Path, tmp_path: Path) -> None:
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in ("unshare", "mount", "nsenter", "sh"):  # all that is needed, but for git
+        (tools / name).symlink_to(str(shutil.which(name)))
+    run = tmp_path / "run"
+    argv = ["rollout", "bundled", "--only", "page-count", "--engine", "scripted", "--model", str(model)]
+    argv += ["--out", str(run), "--json"]
+    said = refused(*argv, PATH=str(tools))
+    assert "1 of 1 episodes were lost to infrastructure, the last so: git is not installed here" in said
+    done = sandlot(*argv)
+    assert done.returncode == 0, done.stderr
+    (row,) = (json.loads(line) for line in (run / "results.jsonl").read_text().splitlines())
+    assert (row["reward"], row["failure"]) == (1.0, None)
+    assert json.loads(sandlot("audit", str(run), "--json").stdout)["violations"] == []
 
 
 def test_a_cli_that_cannot_be_installed(model: Path, tmp_path: Path) -> None:

@@ -304,6 +304,23 @@ def test_a_damaged_result_line_is_named_and_a_torn_one_dropped(tmp_path: Path) -
         RunDir.create_or_continue(tmp_path, CONFIG)
 
 
+def test_episodes_that_begin_again_were_never_there(tmp_path: Path) -> None:
+    with RunDir.create_or_continue(tmp_path, CONFIG) as run:
+        for name in ("a", "b", "c"):
+            play(run, name, session(0).turns, SealedRecord(reward=1.0))
+            run.complete(name)
+        run.begin_again(["b"])
+        assert (run.state("b"), [row["episode_id"] for row in run.results()]) == (EpisodeState.ABSENT, ["a", "c"])
+        assert run.recover() == []
+        play(run, "b", session(0).turns, SealedRecord(reward=0.0))
+        run.complete("b")
+    for found in (run, RunDir.read(tmp_path)):
+        assert {row["episode_id"]: row["reward"] for row in found.results()} == {"a": 1.0, "c": 1.0, "b": 0.0}
+        assert found.audit("b").ok
+    assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 3
+    assert (tmp_path / "episodes" / "b.1.aborted.jsonl.gz").exists()
+
+
 def test_file_names_are_safe_and_one_per_episode() -> None:
     odd = ["a/b", "a_b", "../x", "..", ".hidden", "", "a" * 300, "é", "a b", "a.1.aborted", "a.1.ABORTED", "con\0"]
     names = [safe_name(i) for i in odd]

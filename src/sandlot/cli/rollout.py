@@ -6,15 +6,20 @@ import asyncio
 import itertools
 import shlex
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sandlot.cli.common import JsonFlag, SandboxName, SandboxOptions, answer, console, print_json, sandbox_options
 from sandlot.cli.grading import Countercheck, Credit, Reruns, TestTimeout, Weight, grading_flags
 from sandlot.config import RunConfig, load_config
+from sandlot.errors import FailureKind, SandlotError
 from sandlot.terminal import literal
+
+if TYPE_CHECKING:
+    from sandlot.rollout.outcome import EpisodeResult
 
 Harnesses = Annotated[
     list[str] | None,
@@ -81,7 +86,7 @@ def command(
 
 def run(config: RunConfig, out: Path | None, as_json: bool) -> None:
     """Roll out and show what came of it."""
-    from sandlot.rollout.progress import LiveTable, summary_table
+    from sandlot.rollout.progress import LiveTable
     from sandlot.rollout.run import rollout
 
     path = out or _new_run()
@@ -98,6 +103,7 @@ def run(config: RunConfig, out: Path | None, as_json: bool) -> None:
         raise
     seconds = time.monotonic() - started
     states = {state: sum(r.state == state for r in results) for state in ("solved", "failed", "ungraded")}
+    lost = [r for r in results if r.failure is FailureKind.INFRA_ERROR]
     if as_json:
         print_json(
             {
@@ -110,7 +116,18 @@ def run(config: RunConfig, out: Path | None, as_json: bool) -> None:
                 ],
             }
         )
-        return
+    else:
+        _show(results, path, states, seconds)
+    if len(lost) > config.max_infra_share * len(results):
+        raise SandlotError(
+            f"{len(lost)} of {len(results)} episodes were lost to infrastructure, the last so: {lost[-1].detail}; mend "
+            "that, and the same command tries them again"
+        )
+
+
+def _show(results: list[EpisodeResult], path: Path, states: Mapping[str, int], seconds: float) -> None:
+    from sandlot.rollout.progress import summary_table
+
     answer.print(summary_table(results, answer))
     counts = ", ".join(f"{count} {state}" for state, count in states.items())
     shown = literal(str(path))

@@ -26,6 +26,8 @@ from sandlot.trajectory.rundir import EpisodeState, RunDir
 
 MAY_DIFFER = ("concurrency", "retries", "max_infra_share")
 """Settings that may change when a run is continued: no result depends on them."""
+_NOT_THE_POLICYS = (FailureKind.INFRA_ERROR, FailureKind.ABORTED)
+"""Failures that say nothing about the policy: a run that is continued tries these episodes again."""
 _ENOUGH_TO_JUDGE = 8
 """Finished episodes before a share of infrastructure failures means anything."""
 _ROOM = 512
@@ -68,6 +70,8 @@ async def rollout(
     expect_policy(config)
     with RunDir.create_or_continue(out, settings, facts=facts, may_differ=MAY_DIFFER) as run:
         await asyncio.to_thread(run.recover)
+        if lost := [row["episode_id"] for row in run.results() if row["failure"] in _NOT_THE_POLICYS]:
+            run.begin_again(lost)
         missing = [spec for spec in specs if run.state(spec.id) is not EpisodeState.FINISHED]
         progress.begin(len(specs), len(specs) - len(missing))
         if missing:

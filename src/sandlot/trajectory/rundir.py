@@ -26,6 +26,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import msgspec
 import tomli_w
 
 from sandlot.errors import ConfigError, FailureKind, JournalError
@@ -36,7 +37,7 @@ from sandlot.trajectory.records import SessionRecord
 from sandlot.trajectory.result import complete_episode
 from sandlot.trajectory.runfile import first_difference, plain, read_run_file
 from sandlot.trajectory.sample import Sample
-from sandlot.trajectory.store import read_samples, write_atomically, write_samples
+from sandlot.trajectory.store import read_samples, write_atomically, write_bytes, write_samples
 
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}")
 _ABORTED = re.compile(r".*\.\d+\.aborted", re.IGNORECASE)
@@ -202,12 +203,7 @@ class RunDir:
         path = self.journal_path(header.episode_id)
         if self.state(header.episode_id) in (EpisodeState.SEALED, EpisodeState.FINISHED):
             raise JournalError(f"episode {header.episode_id!r} is over; complete it or take its result")
-        if path.exists():
-            number = 1
-            while (aside := path.with_name(f"{safe_name(header.episode_id)}.{number}.aborted.jsonl.gz")).exists():
-                number += 1
-            path.rename(aside)
-            sync_directory(path.parent)
+        self._set_aside(header.episode_id)
         journal = JournalWriter(path)
         try:
             journal.append(header)
@@ -215,6 +211,26 @@ class RunDir:
             journal.close()
             raise
         return journal
+
+    def begin_again(self, episode_ids: Collection[str]) -> None:
+        """Take finished episodes for ones that never ran; their journals are set aside. Nothing may run meanwhile."""
+        lines = self._writable()
+        for episode_id in episode_ids:
+            self._set_aside(episode_id)
+            self._results.pop(episode_id, None)
+        kept = b"".join(msgspec.json.encode(row) + b"\n" for row in self._results.values())
+        lines.close()
+        write_bytes(self.path / "results.jsonl", kept)
+        self._result_lines = LineWriter(self.path / "results.jsonl", durable=True)
+
+    def _set_aside(self, episode_id: str) -> None:
+        path = self.journal_path(episode_id)
+        if path.exists():
+            number = 1
+            while (aside := path.with_name(f"{safe_name(episode_id)}.{number}.aborted.jsonl.gz")).exists():
+                number += 1
+            path.rename(aside)
+            sync_directory(path.parent)
 
     def complete(self, episode_id: str) -> dict[str, Any]:
         """Samples and result row of an episode whose journal is sealed, made from the journal alone.
