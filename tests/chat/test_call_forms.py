@@ -94,6 +94,14 @@ def mistral(calls: Calls) -> str:
     return "[TOOL_CALLS]" + dumps([{"name": n, "arguments": a, "id": f"abcdefgh{k}"} for k, (n, a) in enumerate(calls)])
 
 
+def json_list(calls: Calls, opening: str = "<TOOLCALL>", closing: str = "</TOOLCALL>") -> str:
+    return opening + dumps([{"name": n, "arguments": a} for n, a in calls]) + closing
+
+
+def json_lines(calls: Calls) -> str:
+    return "\n".join(["<tool_calls>", *(dumps({"name": n, "arguments": a}) for n, a in calls), "</tool_calls>"])
+
+
 def mistral_named(calls: Calls) -> str:
     return "".join(f"[TOOL_CALLS]{n}[ARGS]{dumps(a)}" for n, a in calls)
 
@@ -124,6 +132,9 @@ WRITERS = {
     "deepseek v4": Writer("dsml", dsml),
     "mistral": Writer("mistral", mistral),
     "mistral named": Writer("mistral", mistral_named),
+    "json list": Writer("json", json_list),
+    "json list, open": Writer("json", lambda calls: json_list(calls, "<|tool_call|>", "")),
+    "json lines": Writer("json", json_lines),
     "llama": Writer("llama", llama, text_before=False),
     "llama tagged": Writer("llama", llama_tagged),
 }
@@ -307,6 +318,17 @@ def test_mistral_calls_with_an_id_and_text_after_a_list() -> None:
     assert seen(reply) == [("Bash", {"command": "ls"}, "ok")]
     reply = parse("mistral", 'Hm.[TOOL_CALLS] [{"name": "LS", "arguments": {}}]\nThat is all.')
     assert (reply.text, seen(reply)) == ("Hm.\nThat is all.", [("LS", {}, "ok")])
+
+
+def test_json_between_markers_ends_at_their_end_also_when_it_is_broken() -> None:
+    broken = json_list(ONE).replace('"ls -l"', '"say "hi""')
+    reply = parse("json", f"Hm.\n{broken}\nThat is all.")
+    assert (reply.text, [(c.name, c.status) for c in reply.calls]) == (
+        "Hm.\nThat is all.",
+        [("Bash", "invalid_arguments")],
+    )
+    for text in ("I write <tool_calls> around them.", "<TOOLCALL>\nlike so\n</TOOLCALL>"):
+        assert parse("json", text) == Reply(text)
 
 
 PIECES = sorted(

@@ -10,6 +10,8 @@ from sandlot.chat.dsml_calls import MARKER as DSML
 from sandlot.chat.dsml_calls import DsmlForm
 from sandlot.chat.glm_calls import MARKER as GLM
 from sandlot.chat.glm_calls import GlmForm
+from sandlot.chat.json_lists import PAIRS as JSON_PAIRS
+from sandlot.chat.json_lists import JsonForm
 from sandlot.chat.kimi_calls import MARKER as KIMI
 from sandlot.chat.kimi_calls import KimiForm
 from sandlot.chat.llama_calls import MARKER as LLAMA
@@ -28,6 +30,7 @@ FORMS: dict[str, Callable[[Reading], Form]] = {
     "kimi": KimiForm,
     "deepseek": DeepSeekForm,
     "dsml": DsmlForm,
+    "json": JsonForm,
     "mistral": MistralForm,
     "llama": LlamaForm,
 }
@@ -41,6 +44,7 @@ _MARKERS = (
     ("kimi", KIMI),
     ("dsml", DSML),
     ("deepseek", DEEPSEEK),
+    *(("json", opening) for opening, _ in JSON_PAIRS),
     *(("tagged", opening) for opening, _ in CALL_PAIRS),
     ("mistral", MISTRAL),
     ("llama", LLAMA),

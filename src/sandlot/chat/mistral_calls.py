@@ -34,6 +34,10 @@ class MistralForm:
             return [self._read_element(text, start)]
         return [self._read_named(text, body)]
 
+    def _following(self, text: str, at: int) -> int:
+        """Where what is broken ends at the latest, -1 when that is the end of the text."""
+        return text.find(self._open, at)
+
     def _read_list(self, text: str, start: int) -> list[Found]:
         """Each element by itself, so that one that is broken leaves the others whole."""
         calls: list[Found] = []
@@ -49,7 +53,7 @@ class MistralForm:
         if text.startswith("]", at):
             end = at + 1
         else:
-            following = text.find(self._open, at)
+            following = self._following(text, at)
             end = at if calls else len(text) if following < 0 else following
         if calls:
             last = calls[-1]
@@ -65,7 +69,7 @@ class MistralForm:
         if end >= 0:
             source = reveal(text[at:end])
             return read_object(source, end, source)
-        following = text.find(self._open, at)
+        following = self._following(text, at)
         if following < 0 and (cut or self._reading.truncated):
             raw = reveal(text[at:])
             return found(len(text), written_name(raw), raw, raw, "unclosed")

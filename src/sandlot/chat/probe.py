@@ -143,7 +143,7 @@ def self_check(chat: TemplateFormat) -> None:
         "differs from what was sampled a turn starts a new branch, so that samples grow in number and repeat context",
         chat.name,
         "after a user's message" if partly else "turn by turn",
-        outcome.failed[0],
+        (partly or found)[-1][2].failed[0],
         "such a request" if partly else "every request",
     )
 
