@@ -10,13 +10,13 @@ from typing import Annotated
 import typer
 
 from sandlot.cli.common import JsonFlag, answer, console, print_json
-from sandlot.cli.rollout import ConfigFile
+from sandlot.cli.rollout import ConfigFile, Engine, Kind, Model, Temperature
 
 
 def command(
-    engine: Annotated[str | None, typer.Option(help="URL of the engine; several with commas between.")] = None,
-    engine_kind: Annotated[str | None, typer.Option(help="What it speaks: `vllm` or `sglang`.")] = None,
-    model: Annotated[Path | None, typer.Option(help="Checkpoint directory: tokenizer and chat template.")] = None,
+    engine: Engine = None,
+    engine_kind: Kind = None,
+    model: Model = None,
     host: Annotated[str, typer.Option(help="Address agents reach.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port agents reach; 0 picks one.")] = 8400,
     control_host: Annotated[str, typer.Option(help="Address of the control side.")] = "127.0.0.1",
@@ -27,7 +27,7 @@ def command(
     heartbeat_timeout: Annotated[
         float, typer.Option(min=1, help="Seconds without a sign of life after which a worker is replaced.")
     ] = 60.0,
-    temperature: Annotated[float | None, typer.Option(help="Sampling temperature; default 1.")] = None,
+    temperature: Temperature = None,
     served_model: Annotated[str | None, typer.Option(help="Model name at the engine.")] = None,
     config: ConfigFile = None,
     as_json: JsonFlag = False,

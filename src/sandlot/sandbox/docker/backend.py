@@ -246,7 +246,9 @@ class DockerBackend:
             docker = await self._client()
             with api_errors():
                 version = await docker.version()
-        except (SandboxError, MissingDependencyError) as error:
+        except MissingDependencyError as error:  # tells its cure
+            return [Check("docker", False, str(error))]
+        except SandboxError as error:
             return [Check("docker", False, str(error), "start Docker or Podman's service, or set DOCKER_HOST")]
         engine = (version.get("Components") or [{}])[0].get("Name", "Docker")
         answers = Check("docker", True, f"{engine} {version.get('Version')}, API {version.get('ApiVersion')}")

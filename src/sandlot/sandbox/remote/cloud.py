@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
-from sandlot.errors import SandboxError, SandboxLostError, SandboxUnavailableError, SandlotError
+from sandlot.errors import MissingDependencyError, SandboxError, SandboxLostError, SandboxUnavailableError, SandlotError
 from sandlot.sandbox.background import Background, all_of
 from sandlot.sandbox.base import DOCKERFILE, Check, SandboxSpec
 from sandlot.sandbox.refusals import check_workdir
@@ -162,6 +162,8 @@ class CloudBackend(ABC):
         """See `SandboxBackend.doctor`."""
         try:
             return [Check(self.name, True, await self.examine())]
+        except MissingDependencyError as error:  # tells its cure
+            return [Check(self.name, False, str(error))]
         except Exception as error:  # whatever an SDK raises is what the doctor is to show
             return [Check(self.name, False, f"{error}", "see the cloud's documentation on credentials")]
 
