@@ -11,8 +11,8 @@ from sandlot.errors import FailureKind
 from sandlot.grading import grade
 from sandlot.sandbox import SandboxBackend
 from sandlot.tasks import CommandGrading, PytestGrading, Repository, Task
-from support.cheats import BASE, FIXED, HIDDEN, at_import, calc_patch, calc_task, in_add
-from support.forms import FORMS, SWEPRO
+from support.cheats import BASE, BUGGY, FIXED, GOLD, HIDDEN, at_import, calc_patch, calc_task, in_add
+from support.forms import FORMS, PARSER, SWEPRO
 from support.repositories import git, repository, stream
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -120,3 +120,13 @@ async def test_grading_twice_says_the_same(backend: SandboxBackend) -> None:
     patch = calc_patch({"calc/core.py": FIXED})
     first, second = [await grade(calc_task(), patch, backend) for _ in range(2)]
     assert (first.reward, first.tests) == (second.reward, second.tests)
+
+
+async def test_a_log_that_breaks_the_parser_is_the_patchs_doing(backend: SandboxBackend) -> None:
+    parser = PARSER.replace("found = ", "assert 'BOOM' not in out\nfound = ", 1)
+    task = calc_task(replace(SWEPRO, parser_script=parser))
+    loud = calc_patch({"calc/core.py": BUGGY.replace("return a - b", "print('BOOM'); return a - b")}).diff
+    verdict = await grade(task, loud, backend)
+    assert (verdict.reward, verdict.failure) == (0.0, None)
+    assert "the parser gave no readable result" in verdict.detail
+    assert (await grade(task, GOLD, backend)).reward == 1.0

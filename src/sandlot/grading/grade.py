@@ -160,4 +160,4 @@ async def _compared_with_base(
     evidence["base"] = {"reward": base.reward, "detail": base.detail, "reported": base.evidence.get("reported", 0)}
     if base.reward is None or not base.evidence.get("reported"):
         raise error
-    return Verdict(0.0, detail=f"{error}, which the base without the patch does", evidence=evidence)
+    return Verdict(0.0, detail=f"{error}; the base without the patch is graded", evidence=evidence)

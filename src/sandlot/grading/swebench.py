@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sandlot.errors import GradingError, MissingDependencyError
-from sandlot.grading.bench import Bench
+from sandlot.grading.bench import Bench, NothingReportedError
 from sandlot.grading.logs import verdict_of_log
 from sandlot.grading.named_tests import grade_named
 from sandlot.grading.names import PASSED, required_tests
@@ -95,5 +95,6 @@ def official(grading: SwebenchGrading, log: str) -> dict[str, str]:
     try:
         found = parsers[grading.log_parser](log, spec)
     except Exception as error:
-        raise GradingError(f"the log parser {grading.log_parser} failed on the log of the tests: {error!r}") from error
+        what = f"the log parser {grading.log_parser} failed on the log of the tests: {error!r}"
+        raise NothingReportedError(what) from error
     return {str(name): _STATUSES.get(str(status), "failed") for name, status in found.items()}

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 
-from sandlot.errors import GradingError
-from sandlot.grading.bench import Bench
+from sandlot.grading.bench import Bench, NothingReportedError
 from sandlot.grading.logs import verdict_of_log
 from sandlot.grading.names import PASSED, required_tests, worst
 from sandlot.grading.verdict import Verdict
@@ -21,8 +20,8 @@ async def grade_swepro(bench: Bench) -> Verdict:
 
     Log and parser are out of the reach of the code under test: its output is collected outside, its processes are dead
     before the parser runs, and the parser runs as root without its workdir. A log can still be written by that code, so
-    where the run used pytest a required test must also have been seen to pass. Nothing parsed is ungraded, unless a
-    test session was seen to break off.
+    where the run used pytest a required test must also have been seen to pass. Nothing parsed, or nothing that the
+    parser could read, is ungraded, unless a test session was seen to break off or the base without the patch is parsed.
     """
     grading = bench.task.grading
     assert isinstance(grading, SweProGrading)
@@ -64,7 +63,8 @@ async def _parse(bench: Bench, grading: SweProGrading, place: str, stdout: bytes
     try:
         return read_results(await bench.sandbox.read_file(f"{parsing}/result.json"))
     except (FileNotFoundError, ValueError) as error:
-        raise GradingError(f"the parser gave no readable result ({error}): {done.text()[-500:].strip()}") from None
+        said = done.text()[-500:].strip()
+        raise NothingReportedError(f"the parser gave no readable result ({error}): {said}") from None
 
 
 def read_results(data: bytes) -> dict[str, str]:
