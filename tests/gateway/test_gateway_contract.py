@@ -696,21 +696,27 @@ async def test_one_session_cannot_take_the_room_of_all(make_rig: MakeRig) -> Non
     await until(lambda: not arriving.used and not rig.gateway.reading.used)
 
 
-async def test_a_sandbox_holds_so_many_connections_and_no_more(make_rig: MakeRig) -> None:
+async def test_beyond_its_connections_a_sandbox_loses_the_oldest_ones(make_rig: MakeRig) -> None:
     rig = await make_rig()
     listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
     served = await rig.gateway.serve_socket(listening, rig.session)
     host, port = listening.getsockname()
-    held = [await asyncio.open_connection(host, port) for _ in range(256)]
-    await until(lambda: served.server is not None and len(served.server.connections) == 256)
-    reader, writer = await asyncio.open_connection(host, port)
-    assert await reader.read() == b""
-    writer.close()
-    held.pop()[1].close()
-    await until(lambda: served.server is not None and len(served.server.connections) == 255)
-    headers = {"x-api-key": rig.opened.api_key}
-    async with rig.http.post(f"http://{host}:{port}/v1/messages", json=ask("hi"), headers=headers) as reply:
+    rig.engine.hold = True
+    url, headers = f"http://{host}:{port}/v1/messages", {"x-api-key": rig.opened.api_key}
+    working = asyncio.ensure_future(rig.http.post(url, json=ask("hi"), headers=headers))
+    await rig.engine.asked.wait()
+    held = [await asyncio.open_connection(host, port) for _ in range(400)]
+    for _, writer in held:
+        writer.write(b"POST /v1/mess")
+    async with asyncio.timeout(30):
+        for reader, _ in held[:144]:
+            assert await reader.read() == b""
+    rig.engine.release.set()
+    async with await working as reply:
         assert reply.status == 200
+    async with rig.http.post(url, json=ask("ho"), headers=headers) as reply:
+        assert reply.status == 200
+    assert not held[-1][0].at_eof()
     for _, writer in held:
         writer.close()
     await rig.gateway.stop_serving(served)

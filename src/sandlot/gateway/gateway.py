@@ -8,6 +8,7 @@ import functools
 import logging
 import secrets
 import socket
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,7 @@ from sandlot.engine.resumable import PauseMode, ResumableEngine
 from sandlot.errors import ConfigError
 from sandlot.gateway.admission import Budget, check_room
 from sandlot.gateway.call import Policy, Recorder
+from sandlot.gateway.connections import BoundedRunner
 from sandlot.gateway.keys import key_digest, new_key
 from sandlot.gateway.ledger import Writers
 from sandlot.gateway.limits import GatewayLimits, SessionLimits
@@ -39,7 +41,7 @@ _http_log = logging.getLogger("sandlot.gateway.http")
 _http_log.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError)))
 
 _CONNECTIONS = 256
-"""About how many one sandbox may hold open, or an agent could use up the file descriptors of all."""
+"""How many one sandbox may hold open, or an agent could use up the file descriptors of all."""
 _LARGE = 2_000_000
 """Characters of a prompt, or bytes of a request, that are larger than nearly any context."""
 
@@ -77,14 +79,6 @@ class NoRecorder:
     def close(self) -> None: ...
 
 
-class _Refused(asyncio.Protocol):
-    """A connection too many."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        transport.abort()
-
-
 class Gateway:
     """Serves agents on any number of sockets. One event loop; use as an async context manager.
 
@@ -115,7 +109,6 @@ class Gateway:
         self._keys: dict[bytes, Session] = {}
         self._finishing: dict[str, asyncio.Task[Finished]] = {}
         self._runners: list[web.AppRunner] = []
-        self._listening: dict[web.AppRunner, asyncio.Server] = {}
         self.reading = Budget(self.limits.reading_bytes)
         self.at_engine = Budget(self.limits.engine_tokens)
         # One renders at a time: it holds the interpreter lock for most of its time, and the event loop needs it too.
@@ -278,25 +271,20 @@ class Gateway:
 
     async def serve(self, host: str = "127.0.0.1", port: int = 0) -> int:
         """Serve all sessions on a TCP port; the port in use."""
-        runner = await self.runner(agent_app(self))
+        runner = await self.runner(agent_app(self), self.limits.connections)
         site = web.TCPSite(runner, host, port)
         await site.start()
         return int(runner.addresses[0][1])
 
     async def serve_socket(self, sock: socket.socket, session: Session) -> web.AppRunner:
         """Serve one session on a listening socket handed out of its sandbox."""
-        runner = await self.runner(agent_app(self, bound=session))
-        server = runner.server
-        assert server is not None
-        self._listening[runner] = await asyncio.get_running_loop().create_server(
-            lambda: server() if len(server.connections) < _CONNECTIONS else _Refused(), sock=sock
-        )
+        runner = await self.runner(agent_app(self, bound=session), _CONNECTIONS)
+        await web.SockSite(runner, sock).start()
         return runner
 
     async def stop_serving(self, runner: web.AppRunner) -> None:
-        """Close a socket that `serve_socket` serves, and its connections."""
+        """Close one of the gateway's sockets and its connections."""
         self._runners.remove(runner)
-        self._listening.pop(runner).close()
         await runner.cleanup()
 
     async def serve_app(self, app: web.Application, host: str, port: int) -> int:
@@ -305,12 +293,13 @@ class Gateway:
         await web.TCPSite(runner, host, port).start()
         return int(runner.addresses[0][1])
 
-    async def runner(self, app: web.Application) -> web.AppRunner:
-        """Set an application of the gateway up; it is closed with the gateway."""
+    async def runner(self, app: web.Application, connections: int = sys.maxsize) -> web.AppRunner:
+        """Set an application of the gateway up, for so many connections at once; it is closed with the gateway."""
         # Handlers are cancelled when their client goes, which is how an abandoned call is noticed.
         # Bodies stay packed: those for another process are passed on as they are.
-        runner = web.AppRunner(
+        runner = BoundedRunner(
             app,
+            connections,
             handler_cancellation=True,
             auto_decompress=False,
             access_log=None,
@@ -330,8 +319,6 @@ class Gateway:
         """Seal every session, stop serving."""
         await asyncio.gather(*(session.seal(self.limits.drain) for session in self.sessions.values()))
         await asyncio.gather(*self._finishing.values(), return_exceptions=True)
-        for listening in self._listening.values():
-            listening.close()
         await asyncio.gather(*(runner.cleanup() for runner in self._runners))
         self._threads.shutdown(wait=True)
         self._large.shutdown(wait=True)

@@ -27,15 +27,17 @@ class GatewayLimits:
 
     `body_bytes` of one request, `reading_bytes` of all requests until they are prompts (above it one is refused as
     overloaded), `engine_tokens` of all prompts at the engine (above it calls wait; None is no bound), `sessions` open
-    at once. `keepalive` between no-op events of a stream. `grace` is how long after the prompt was rendered a failing
-    engine is still answered with a true HTTP status, before a stream begins. A passing failure of the engine is tried
-    again after each of `engine_retry_delays`. `drain` bounds the wait for calls in flight when a session is sealed.
+    at once. Beyond `connections` of agents the oldest without a request end. `keepalive` between no-op events of a
+    stream. `grace` is how long after the prompt was rendered a failing engine is still answered with a true HTTP
+    status, before a stream begins. A passing failure of the engine is tried again after each of `engine_retry_delays`.
+    `drain` bounds the wait for calls in flight when a session is sealed.
     """
 
     body_bytes: int = 32 << 20
     reading_bytes: int = 1 << 30
     engine_tokens: int | None = None
     sessions: int = 4096
+    connections: int = 16384
     keepalive: float = 10.0
     grace: float = 1.0
     engine_retry_delays: tuple[float, ...] = (0.5, 2.0, 8.0)

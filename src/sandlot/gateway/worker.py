@@ -58,7 +58,7 @@ class WorkerServer:
         await web.UnixSite(inner, str(agents_socket(directory, self._number))).start()
         agents = agent_app(gateway, middlewares=[self._elsewhere()])
         agents.on_cleanup.append(self._close_peers)  # once nobody asks them any more
-        outer = await gateway.runner(agents)
+        outer = await gateway.runner(agents, gateway.limits.connections)
         self._channel.setblocking(False)
         asyncio.get_running_loop().add_reader(self._channel, self._take, outer)
         self._beat(beat)
