@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,13 +13,14 @@ from sandlot.chat.format import load_chat_format
 from sandlot.gateway import Gateway, GatewayLimits
 from support.chat_templates import SHAPES, write_chat_dir
 from support.families import write_family_dir
-from support.policy import ToldEngine
+from support.policy import ToldEngine, encode_control
 from support.rig import Kept, Rig
+from support.template_kinds import KINDS
 
 READ = {"name": "read", "description": "", "input_schema": {"type": "object", "properties": {"path": {}}}}
 
 
-async def talk(fmt: Any, said: list[str]) -> Rig:
+async def talk(fmt: Any, said: Sequence[str | list[int]]) -> Rig:
     """A session of one turn with a call, its result with a reminder beside it, then a new question."""
     engine = ToldEngine(fmt, lambda prompt, number: said[number], 131_072)
     gateway = Gateway(engine.policy(), limits=GatewayLimits(engine_retry_delays=(), grace=0.05, drain=5.0))
@@ -69,7 +71,7 @@ async def test_where_a_template_leaves_thoughts_out(
 
 
 async def test_a_family_whose_turns_close_with_the_next_role(tmp_path: Path) -> None:
-    """GLM samples the opening of the next message as its stop token; no template alone can go on from there."""
+    """GLM samples the opening of the next message as its stop token."""
     pytest.importorskip("renderers")
     fmt = load_chat_format(write_family_dir(tmp_path / "m", "glm-4.5"), family="glm-4.5")
     said = [
@@ -84,3 +86,21 @@ async def test_a_family_whose_turns_close_with_the_next_role(tmp_path: Path) -> 
     text = fmt.decode(rig.session.tree.ids(third.id))
     assert "<|observation|>\n<tool_response>\nx = 1\n</tool_response>" in text
     assert text.count("plan") == 1
+
+
+@pytest.mark.parametrize(
+    ("stop", "fork"), [("<|user|>", ""), ("<|observation|>", "the chat format renders in full here")]
+)
+async def test_a_template_whose_turns_close_with_the_next_role(tmp_path: Path, stop: str, fork: str) -> None:
+    """Where the model has opened another message than the one that came, the conversation starts anew."""
+    fmt = load_chat_format(write_chat_dir(tmp_path / "m", KINDS["opening"]))
+    call = "I look.\n<tool_call>read\n<arg_key>path</arg_key>\n<arg_value>a.py</arg_value>\n</tool_call>"
+    said = [encode_control(fmt, text) for text in (f"{call}<|observation|>", f"Done.{stop}", "Yes.<|user|>")]
+    rig = await talk(fmt, said)
+    first, second, third = rig.kept.turns
+    assert second.parent == first.id
+    assert (third.parent, third.fork) == ((None, fork) if fork else (second.id, ""))
+    assert [t.parse for t in rig.kept.turns] == [("ok",), (), ()]
+    text = fmt.decode(rig.session.tree.ids(third.id))
+    assert "</tool_call><|observation|>\nx = 1<|assistant|>" in text
+    assert text.count("Done.<|user|>\nAnd 1?<|assistant|>") == 1

@@ -167,7 +167,11 @@ class TemplateFormat:
         next_is_it = bool(first) and text.startswith(body, at) and text.startswith(first, start)
         if next_is_it and self._id_of(first) in self.stop_token_ids:
             return start
-        raise TemplateError(f"the chat template of {self.name} has no token that closes a turn; render in full")
+        cure = "render in full"
+        if next_is_it:
+            literal = self.tokenizer.reveal(first)
+            cure = f"if the model stops at {literal}, name that in eos_token_id of its generation_config.json"
+        raise TemplateError(f"the chat template of {self.name} has no token that closes a turn; {cure}")
 
     def _pads_values(self) -> bool:
         """Whether values of the XML form stand on lines of their own."""
