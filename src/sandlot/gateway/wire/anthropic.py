@@ -66,6 +66,7 @@ class AnthropicWire:
         transcript = Transcript()
         if system := _system(body.get("system")):
             transcript.add(Message("system", system))
+        # A message that comes again tells of a tool what it told when it first came.
         transcript.take(messages_of(body), "messages", partial(_steps, deferred=deferred))
         return ChatRequest(
             messages=transcript.done(),
