@@ -24,8 +24,8 @@ _LOOK_S = 1.0
 """How long a client may take until its key has come."""
 _WORKER_S = 60.0
 """How long a connection waits for its worker to be started again."""
-_PLACING = 1024
-"""Connections that are looked at or wait; those after them wait to be accepted, and take no file of this process."""
+_LOOKED_AT = 512
+"""Connections that are looked at; those after them wait to be accepted, and take no file of this process."""
 
 
 class Front:
@@ -36,7 +36,7 @@ class Front:
         self._listening = listening
         self._accepting: list[asyncio.Task[None]] = []
         self._placing: set[asyncio.Task[None]] = set()
-        self._room = asyncio.Semaphore(_PLACING)
+        self._looks = asyncio.Semaphore(_LOOKED_AT)
 
     async def __aenter__(self) -> Front:
         self._accepting = [asyncio.create_task(self._accept(listener)) for listener in self._listening]
@@ -50,25 +50,24 @@ class Front:
 
     async def _accept(self, listener: socket.socket) -> None:
         while True:
-            await self._room.acquire()
+            await self._looks.acquire()
             try:
                 connection, _ = await asyncio.get_running_loop().sock_accept(listener)
             except OSError as error:  # no file descriptors left, or a client that went at once
                 log.warning("a connection could not be accepted: %s", error)
-                self._room.release()
+                self._looks.release()
                 await asyncio.sleep(0.1)
                 continue
             task = asyncio.create_task(self._place(connection))
             self._placing.add(task)
-            task.add_done_callback(self._placed)
-
-    def _placed(self, task: asyncio.Task[None]) -> None:
-        self._placing.discard(task)
-        self._room.release()
+            task.add_done_callback(self._placing.discard)
 
     async def _place(self, connection: socket.socket) -> None:
         with connection, contextlib.suppress(OSError, TimeoutError):
-            number = worker_named(await _first_bytes(connection))
+            try:
+                number = worker_named(await _first_bytes(connection))
+            finally:
+                self._looks.release()
             async with asyncio.timeout(_WORKER_S):
                 await self._workers.give(connection, number)
 
