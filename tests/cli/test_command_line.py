@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,15 @@ def test_json_is_heard_at_once_from_a_command_that_goes_on() -> None:
         finally:
             process.kill()
     assert json.loads(said) == {"ready": True}
+
+
+def test_a_locale_that_cannot_write_all_of_it_is_no_error() -> None:
+    (task,) = (task for task in load_tasks("bundled") if not task.statement.isascii())
+    for flags in ([], ["--json"]):
+        argv = [sys.executable, "-m", "sandlot.cli", "tasks", "show", task.id, *flags]
+        done = subprocess.run(argv, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"}, check=False)
+        assert (done.returncode, done.stderr) == (0, b"")
+    assert json.loads(done.stdout)["statement"] == task.statement
 
 
 @pytest.mark.parametrize("name", [*COMMANDS, *GROUPS])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import signal
 import sys
@@ -66,6 +67,8 @@ def run() -> None:
     """Run the command line. Errors that the user can mend are one line on stderr."""
     # Whoever is asked to end cleans up as if interrupted.
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # what the locale cannot write, as stderr does
     try:
         app()
     except SandlotError as error:

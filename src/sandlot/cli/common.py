@@ -66,6 +66,7 @@ def chosen_backend(sandbox: str | None, options: list[str] | None) -> SandboxBac
 
 def print_json(value: Any) -> None:
     """One JSON document on stdout."""
-    json.dump(value, sys.stdout, indent=2, ensure_ascii=False, default=str)
+    unicode = (sys.stdout.encoding or "").lower() in ("utf-8", "utf8")
+    json.dump(value, sys.stdout, indent=2, ensure_ascii=not unicode, default=str)
     sys.stdout.write("\n")
     sys.stdout.flush()  # a command that goes on, as the gateway does, is heard at once
