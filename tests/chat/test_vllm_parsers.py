@@ -29,6 +29,8 @@ tools = (Tool("read", "Read a file.", {"type": "object", "properties": {"path": 
 plain, chat = load_chat_format(directory), load_chat_format(directory, parser="vllm:hermes+qwen3")
 prompt = chat.render([Message("user", "Fix the bug.")], tools)
 told = [asdict(chat.parse(plain.tokenizer.encode(text), prompt, tools, truncated=False)) for text in texts]
+print("--", file=sys.stderr)
+load_chat_format(directory, parser="vllm:pythonic")
 try:
     load_chat_format(directory, parser="vllm:nobody")
 except ConfigError as error:
@@ -48,6 +50,9 @@ def test_answers_are_read_as_vllm_reads_them(tmp_path: Path) -> None:
         [str(VLLM_PYTHON), "-c", READ, str(path), *texts], capture_output=True, text=True, check=False, env=env
     )
     assert done.returncode == 0, done.stderr
+    fitting, _, other = done.stderr.partition("--\n")
+    assert "writes for a tool call" not in fitting
+    assert "writes for a tool call" in other
     called, unknown, text, refused = json.loads(done.stdout.splitlines()[-1])
     (call,) = called["calls"]
     assert (call["name"], call["arguments"], call["status"]) == ("read", {"path": "a.py"}, "ok")

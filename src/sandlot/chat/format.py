@@ -71,9 +71,10 @@ def load_chat_format(
             chat = checkpoint.detected() or checkpoint.by_template()
         else:
             chat = checkpoint.by_family(family) if family else checkpoint.by_template()
+    shows_calls = isinstance(chat, TemplateFormat | FamilyFormat) and chat.traits.calls
     if vllm:
-        return VllmParsed(chat, directory, vllm)
-    if isinstance(chat, TemplateFormat | FamilyFormat) and chat.traits.calls:
+        chat = VllmParsed(chat, directory, vllm)
+    if shows_calls:
         check_reading(chat)
     return chat
 
