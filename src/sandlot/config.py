@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -178,9 +179,20 @@ def load_config(file: Path | None = None, flags: dict[str, Any] | None = None) -
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            beside = ", ".join(_settings_beside(first["loc"]))
+            raise ConfigError(f"there is no setting {key!r}; there are: {beside}") from error
         raise ConfigError(f"setting {key!r}: {first['msg'].lower()} (got {first['input']!r})") from error
     except SettingsError as error:
         raise ConfigError(f"{error}: {error.__cause__}") from error
+
+
+def _settings_beside(where: Sequence[int | str]) -> list[str]:
+    """The names of the section in which `where` stands."""
+    section: Any = RunConfig
+    for part in where[:-1]:
+        section = section.model_fields[part].annotation
+    return list(section.model_fields)
 
 
 def _without_none(values: dict[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from sandlot.cache import cache_dir
 from sandlot.cli.app import COMMANDS, GROUPS, app, told_of
 from sandlot.cli.doctor import _cache
+from sandlot.config import load_config
 from sandlot.errors import ConfigError, FailureKind
 from sandlot.rollout.outcome import EpisodeResult
 from sandlot.rollout.progress import summary_table
@@ -112,6 +113,21 @@ def test_a_task_that_is_not_there_is_told_by_every_command_alike(tmp_path: Path)
         refused = CliRunner().invoke(app, argv).exception
         assert isinstance(refused, ConfigError), argv
         assert "no task called 'nope'" in str(refused)
+
+
+def test_an_unknown_setting_is_told_with_those_beside_it(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    for text, says in (
+        ("attemts = 3", r"no setting 'attemts'; there are: tasks, .*attempts"),
+        ("[sampling]\ntemprature = 1", r"no setting 'sampling\.temprature'; there are: temperature, top_p"),
+        ("[sampling]\ntop_p = 2", r"setting 'sampling\.top_p': .*less than"),
+    ):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=says):
+            load_config(file)
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="no valid TOML"):
+        load_config(file)
 
 
 # -- text of others --------------------------------------------------------------------------------------------------
