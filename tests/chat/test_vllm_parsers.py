@@ -31,10 +31,11 @@ prompt = chat.render([Message("user", "Fix the bug.")], tools)
 told = [asdict(chat.parse(plain.tokenizer.encode(text), prompt, tools, truncated=False)) for text in texts]
 print("--", file=sys.stderr)
 load_chat_format(directory, parser="vllm:pythonic")
-try:
-    load_chat_format(directory, parser="vllm:nobody")
-except ConfigError as error:
-    told.append(str(error))
+for parser in ("nobody", "openai"):
+    try:
+        load_chat_format(directory, parser=f"vllm:{parser}")
+    except ConfigError as error:
+        told.append(str(error))
 print(json.dumps(told))
 """
 
@@ -53,13 +54,14 @@ def test_answers_are_read_as_vllm_reads_them(tmp_path: Path) -> None:
     fitting, _, other = done.stderr.partition("--\n")
     assert "writes for a tool call" not in fitting
     assert "writes for a tool call" in other
-    called, unknown, text, refused = json.loads(done.stdout.splitlines()[-1])
+    called, unknown, text, refused, unusable = json.loads(done.stdout.splitlines()[-1])
     (call,) = called["calls"]
     assert (call["name"], call["arguments"], call["status"]) == ("read", {"path": "a.py"}, "ok")
     assert (called["text"].strip(), called["reasoning"].strip()) == ("I look.", "plan")
     assert [c["status"] for c in unknown["calls"]] == ["unknown_tool"]
     assert text["calls"] == []
     assert "no parser called 'nobody'" in refused
+    assert "vLLM's parser 'openai' cannot be used for m" in unusable
 
 
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed here")
