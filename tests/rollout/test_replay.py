@@ -69,6 +69,17 @@ def test_a_bare_body_is_known_by_its_shape(kind: str, body: dict[str, Any]) -> N
     assert kind_of(body) == kind
 
 
+def test_odd_values_are_left_to_the_server(tmp_path: Path) -> None:
+    lines = [
+        {"model": "m", "messages": USER, "tools": 3, "stream_options": "x", "stream": True},
+        {"path": "/v1/responses", "body": {"input": 3}, "response": {"id": "r", "output": []}},
+        {"path": "/v1/responses", "body": {"input": 3, "previous_response_id": "r"}},
+    ]
+    requests = list(read_requests(write_lines(tmp_path / "r.jsonl", lines)))
+    assert requests[0].for_server().body["stream_options"] == {"include_usage": True}
+    assert requests[0].body["tools"] == 3
+
+
 @pytest.mark.parametrize("capture", sorted(CAPTURES.glob("*.json.gz")), ids=lambda p: p.name.partition(".")[0])
 def test_requests_of_real_clients_are_known_by_their_shape_alone(capture: Path) -> None:
     recorded = json.loads(gzip.decompress(capture.read_bytes()))

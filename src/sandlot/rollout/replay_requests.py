@@ -43,7 +43,8 @@ class Recorded:
             body["stream"] = stream
         if self.kind == "chat":
             if stream:  # without it the tokens of a stream are not counted
-                body["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
+                given = body.get("stream_options")
+                body["stream_options"] = {**(given if isinstance(given, dict) else {}), "include_usage": True}
             else:
                 body.pop("stream_options", None)
         return replace(self, body=body, model=model, stream=stream)
@@ -145,7 +146,8 @@ def _whole(request: Recorded, response: Any, given: dict[str, list[Any]]) -> Rec
     of the response that ended them, to which its own is added."""
     body = dict(request.body)
     asked = body.get("input")
-    items = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked or []
+    items = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
+    items = items if isinstance(items, list) else []
     if (previous := body.pop("previous_response_id", None)) is not None:
         if (earlier := given.get(str(previous))) is None:
             raise ConfigError(
@@ -187,8 +189,10 @@ def kind_of(body: Mapping[str, Any], target: str = "") -> Kind | None:
 def _is_anthropic(body: Mapping[str, Any]) -> bool:
     if _ANTHROPIC_KEYS & body.keys():
         return True
-    if any(isinstance(tool, dict) and "function" not in tool and "name" in tool for tool in body.get("tools") or ()):
-        return True
+    tools = body.get("tools")
+    for tool in tools if isinstance(tools, list) else ():
+        if isinstance(tool, dict) and "function" not in tool and "name" in tool:
+            return True
     for message in body["messages"]:
         content = message.get("content") if isinstance(message, dict) else None
         for block in content if isinstance(content, list) else ():
