@@ -117,6 +117,25 @@ async def test_the_same_request_while_its_answer_is_recorded_joins_it(make_rig: 
     assert (rig.session.counters.joined, rig.session.counters.abandoned) == (1, 0)
 
 
+async def test_a_session_that_is_sealed_while_an_answer_is_recorded_gives_it_to_nobody(make_rig: MakeRig) -> None:
+    """What was sampled stays in the record, as a turn that no client had."""
+    rig = await make_rig()
+    recording, go_on, loop = asyncio.Event(), threading.Event(), asyncio.get_running_loop()
+
+    def slow(turn: Any) -> None:
+        loop.call_soon_threadsafe(recording.set)
+        go_on.wait()
+
+    rig.kept.on_turn = slow
+    asking = asyncio.create_task(rig.messages(ask("hi")))
+    await recording.wait()
+    finishing = asyncio.create_task(rig.gateway.finish(rig.session.id))
+    await asyncio.sleep(0)
+    go_on.set()
+    (status, _), finished = await asking, await finishing
+    assert (status, finished.samples, finished.report.undelivered) == (403, [], 1)
+
+
 @pytest.mark.parametrize("broken", ["first", "second"])
 async def test_one_of_two_connections_that_breaks_takes_nothing_from_the_other(make_rig: MakeRig, broken: str) -> None:
     rig = await make_rig()

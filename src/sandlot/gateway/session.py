@@ -318,13 +318,14 @@ class Session:
         self._tasks.discard(task)
         self._forget(identity, call)
         call.abandon = _nothing  # it refers to the call and to this session, which would keep each other
+        error = None if task.cancelled() else task.exception()  # seen by that: its waiters may all be gone
         if call.prepared.done():
             return
-        if task.cancelled():
+        if error is None:
             call.prepared.cancel()
-        elif error := task.exception():
+        else:
             call.prepared.set_exception(error)
-            call.prepared.exception()  # mark as seen: its waiters may all be gone
+            call.prepared.exception()
 
     def _check_limits(self) -> None:
         limits, counters = self.limits, self.counters
