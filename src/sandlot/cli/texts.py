@@ -53,4 +53,5 @@ def _show(role: str, text: str, what: str = "") -> None:
     if len(text) > _SHOWN:
         half = _SHOWN // 2
         text = f"{text[:half]}\n… {len(text) - _SHOWN:,} characters …\n{text[-half:]}"
-    answer.print(f"[{_COLOURS[role]}]{' '.join(filter(None, (role, what)))}[/]  {literal(text)}", highlight=False)
+    title = f"[{_COLOURS[role]}]{' '.join(filter(None, (role, what)))}[/]"
+    answer.print(f"{title}  {literal(text)}", highlight=False, soft_wrap=not answer.is_terminal)
