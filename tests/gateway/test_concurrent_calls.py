@@ -117,6 +117,18 @@ async def test_the_same_request_while_its_answer_is_recorded_joins_it(make_rig: 
     assert (rig.session.counters.joined, rig.session.counters.abandoned) == (1, 0)
 
 
+async def test_of_two_answers_alike_the_one_that_came_is_gone_on_from(make_rig: MakeRig) -> None:
+    """Without ids there is only their text, which some clients trim."""
+    said = ["Done.", "Done.\n", "Done. \n"]
+    rig = await make_rig(lambda prompt, number: said[number % 3])
+    turns = [await told(rig, "hi", max_tokens=100 + n) for n in range(3)]
+    for n, text in enumerate(said):
+        await told(rig, "hi", text, f"and {n}")
+        assert rig.session.turns[-1].parent == turns[n]
+    await told(rig, "hi", " Done.", "trimmed")
+    assert rig.session.turns[-1].parent == turns[0]
+
+
 async def test_a_session_that_is_sealed_while_an_answer_is_recorded_gives_it_to_nobody(make_rig: MakeRig) -> None:
     """What was sampled stays in the record, as a turn that no client had."""
     rig = await make_rig()

@@ -228,12 +228,11 @@ class Continuity:
                 edits[index] = f"message {index}: {difference} of turn {own.id}"
                 return None
             return own
-        # The oldest of several equal answers, so that a request means the same whenever it comes.
-        for turn_id in self._under.get(key, ()):
-            own = self._own[turn_id]
-            if own.edited(message, marked=False) is None:
-                return own
-        return None
+        under = (self._own[turn_id] for turn_id in self._under.get(key, ()))
+        same = [own for own in under if own.edited(message, marked=False) is None]
+        # Of several equal answers the one that has the very text, and the oldest, so that a request means the same
+        # whenever it comes.
+        return next((own for own in same if own.told.text == message.text), same[0] if same else None)
 
 
 def _excerpt(message: Message, known: Message | None) -> str:
