@@ -528,9 +528,9 @@ async def test_health_and_other_sessions_are_served_while_long_histories_are_ren
     assert len(delays) > 3
 
 
-@pytest.mark.parametrize("path", ["", "/count_tokens"])
+@pytest.mark.parametrize(("path", "stopped_by"), [("", "context"), ("/count_tokens", "")])
 async def test_more_messages_than_tokens_fit_are_not_looked_at(
-    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch, path: str
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch, path: str, stopped_by: str
 ) -> None:
     """Walking through millions of them would keep the event loop from everyone else."""
     rig = await make_rig(max_context=400)
@@ -539,7 +539,7 @@ async def test_more_messages_than_tokens_fit_are_not_looked_at(
     async with rig.http.post(f"{rig.url}/v1/messages{path}", json=body, headers=headers) as reply:
         assert reply.status == 400
         assert (await reply.json())["error"]["message"] == "prompt is too long: 402 tokens > 400 maximum"
-    assert rig.session.counters.stopped_by == "context"
+    assert rig.session.counters.stopped_by == stopped_by
 
 
 @pytest.mark.parametrize("where", ["text", "tools", "arguments", "new"])

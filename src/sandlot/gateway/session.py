@@ -97,7 +97,11 @@ class Session:
 
     def call(self, request: ChatRequest, call_prefix: str) -> Call | Told:
         """Start, join or replay the call for `request`. Raises `WireError` when the session refuses it."""
-        match = self._match(request)
+        try:
+            match = self._match(request)
+        except WireError:
+            self.counters.stopped_by = "context"
+            raise
         identity = digest(match.key, call_prefix, request.branch, str(request.max_tokens), request.model)
         if (call := self._calls.get(identity)) is not None:
             self.counters.joined += 1
@@ -293,7 +297,6 @@ class Session:
         """What a request continues. A message is a token at least, and so is a tool: more of them than fit are not even
         looked at."""
         if (count := len(request.messages) + len(request.tools)) > (most := self.policy.max_context):
-            self.counters.stopped_by = "context"
             raise WireError("context_overflow", str(ContextOverflowError(count, most)))
         return self._continuity.match(request.messages, request.tools)
 
