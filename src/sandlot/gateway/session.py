@@ -195,9 +195,10 @@ class Session:
                     while not commit.done():  # the turn exists or does not exist as a whole, whoever goes away
                         with contextlib.suppress(asyncio.CancelledError):
                             await asyncio.shield(commit)
+                    told = commit.result()
                     if self.sealed:
                         raise WireError("budget", _SEALED)
-                    return commit.result()
+                    return told
                 finally:
                     self._claimed -= 1
         except asyncio.CancelledError:
