@@ -249,6 +249,17 @@ def test_ids_are_found_in_time_and_only_with_their_numbers() -> None:
         assert [message.tool_call_id for message in answer_with_sampled_ids(new, output)] == ids
 
 
+@every
+@pytest.mark.parametrize("number", ["1e999", "-1e400", "NaN", "Infinity"])
+def test_what_no_json_can_hold_is_text(writer: Writer, number: str) -> None:
+    text = writer.write([("LS", {"size": {"n": "#"}})]).replace('"#"', number)
+    tools = (tool("LS", size={"type": "object"}),)
+    markup = Markup("<think>", "</think>", "<tool_call>", "</tool_call>", False, xml=False, form=writer.form)
+    (call,) = parse_reply(text, thought_open=False, markup=markup, tools=tools, truncated=False).calls
+    assert call.name == "LS"
+    assert number in (call.arguments if isinstance(call.arguments, str) else call.arguments["size"])
+
+
 @pytest.mark.parametrize("name", ["kimi", "deepseek v3", "deepseek v3.1", "mistral named"])
 def test_a_broken_call_leaves_the_next_whole(name: str) -> None:
     writer = WRITERS[name]

@@ -211,6 +211,21 @@ def test_hy3_is_known_by_its_type(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     assert (chat.family.name, chat.can_extend, caplog.text) == ("hy3", True, "")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [("a:{" * 3000 + "}" * 3000, "missing_name"), ("path:1e999999", "invalid_arguments"), ("path:1", "ok")],
+)
+def test_what_the_library_cannot_read_reaches_the_agent(tmp_path: Path, arguments: str, status: str) -> None:
+    """It fails on nesting without end, and takes numbers that no JSON can hold."""
+    chat = load_chat_format(write_family_dir(tmp_path / "m", "gemma4"), family="gemma4")
+    text = f"<|tool_call>call:read{{{arguments}}}<tool_call|>"
+    reply = chat.parse(sampled(chat, f"{text}<|tool_response>"), chat.render([USER], TOOLS), TOOLS, truncated=False)
+    assert [c.status for c in reply.calls] == [status]
+    assert isinstance(reply.calls[0].arguments, dict) is (status == "ok")
+    if status == "missing_name":
+        assert reply.text == text
+
+
 @pytest.mark.parametrize("status", ["ok", "unknown_tool", "unclosed"])
 @pytest.mark.parametrize("name", OTHER_TOKENS)
 def test_statuses_of_families_that_decline(tmp_path: Path, name: str, status: str) -> None:

@@ -9,6 +9,7 @@ model is read alike with and without the library.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
@@ -25,12 +26,14 @@ from sandlot.chat.literals import Guard
 from sandlot.chat.messages import Message, Reply, Tool
 from sandlot.chat.native_ids import answer_with_sampled_ids, with_native_ids
 from sandlot.chat.probe import find_traits
-from sandlot.chat.replies import ReplyReader
+from sandlot.chat.replies import ReplyReader, unreadable
 from sandlot.chat.roles import Traits, conform, template_messages, untrusted_texts
 from sandlot.chat.template import TemplateError
 from sandlot.chat.template_format import markup_of
 from sandlot.chat.tokenizer import ChatTokenizer
 from sandlot.errors import MissingDependencyError, ModelError
+
+log = logging.getLogger("sandlot.chat")
 
 _USER = Message("user", "Go on.")
 
@@ -100,12 +103,12 @@ class FamilyFormat:
         """Take a sampled answer apart: by our own parser where it knows the family's form, else by the library's."""
         if self.family.form:
             return self.replies.read(output_ids, prompt_ids, tools, truncated=truncated)
-        with _refusals():
-            parsed = self.renderer.parse_response(
-                list(output_ids),
-                tools=[t.as_function() for t in tools],
-                prompt_ids=list(prompt_ids),
-            )
+        functions = [t.as_function() for t in tools]
+        try:
+            parsed = self.renderer.parse_response(list(output_ids), tools=functions, prompt_ids=list(prompt_ids))
+        except Exception as e:  # the library fails on what it does not expect, such as nesting without end
+            log.warning("%s: the family %s cannot read an answer (%s)", self.name, self.family.name, e)
+            return unreadable(self.decode(self.replies.without_stop(output_ids)), truncated=truncated)
         return read_parsed(parsed, tools, truncated=truncated)
 
     def encode(self, text: str) -> list[int]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from sandlot.chat.json_calls import is_json
 from sandlot.chat.messages import CallStatus, ParsedCall, Reply, Tool
 
 _STATUSES: Mapping[str, CallStatus] = {
@@ -33,7 +34,7 @@ def read_parsed(parsed: Any, tools: Sequence[Tool], *, truncated: bool) -> Reply
             status = "missing_name"
             texts.append(call.raw)
         elif status in ("ok", "unknown_tool"):
-            if not isinstance(arguments, dict):
+            if not (isinstance(arguments, dict) and is_json(arguments)):
                 status = "invalid_arguments"
             else:
                 status = "ok" if name in names else "unknown_tool"

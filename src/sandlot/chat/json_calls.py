@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -14,8 +15,15 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON")
 
 
+def _finite(number: str) -> float:
+    value = float(number)
+    if not math.isfinite(value):
+        raise ValueError(f"{number} is too large")
+    return value
+
+
 # A raw line break inside a string has one reading only, and models write it; everything else is strict.
-_DECODER = json.JSONDecoder(strict=False, parse_constant=_no_constant)
+_DECODER = json.JSONDecoder(strict=False, parse_constant=_no_constant, parse_float=_finite)
 
 _NAME = re.compile(r'"name"\s*:\s*("(?:[^"\\]|\\.)*")')
 _ARGUMENTS = re.compile(r'"(?:arguments|parameters)"\s*:\s*')
@@ -94,10 +102,29 @@ def written_name(source: str) -> str:
 
 
 def parse_object(source: str) -> dict[str, Any] | None:
-    """The JSON object in `source`; None where it is none, or holds text that is no Unicode (a lone surrogate)."""
+    """The JSON object in `source`; None where it is none."""
     try:
-        value = _DECODER.decode(source)
-        json.dumps(value, ensure_ascii=False).encode()
-    except (ValueError, RecursionError):
+        value = parse_json(source)
+    except ValueError:
         return None
     return value if isinstance(value, dict) else None
+
+
+def parse_json(source: str) -> Any:
+    """The JSON value in `source`. `ValueError` where it is none, or cannot be written as JSON again."""
+    try:
+        value = _DECODER.decode(source)
+    except RecursionError as e:
+        raise ValueError("nested too deeply") from e
+    if not is_json(value):
+        raise ValueError("text that is no Unicode")
+    return value
+
+
+def is_json(value: Any) -> bool:
+    """Whether a value can be written as JSON: not half a character, an infinite number, or nesting without end."""
+    try:
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, TypeError, RecursionError):
+        return False
+    return True

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from sandlot.chat.markup import Markup
-from sandlot.chat.messages import Reply, Tool
+from sandlot.chat.messages import ParsedCall, Reply, Tool
 from sandlot.chat.parse import parse_reply
 from sandlot.chat.tokenizer import ChatTokenizer
 
@@ -54,6 +54,11 @@ class ReplyReader:
             return False
         tail = self.tokenizer.decode(prompt_ids[max(start, len(prompt_ids) - 32) :])
         return tail.rstrip().endswith(self.markup.think_open)
+
+
+def unreadable(text: str, *, truncated: bool) -> Reply:
+    """An answer at which a parser failed that is not ours: all of it is text, and that is counted."""
+    return Reply(text, "", (ParsedCall("", text, text, "missing_name"),), truncated)
 
 
 def _backwards(ids: Sequence[int]) -> Iterator[int]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
+from sandlot.chat.json_calls import parse_json
 from sandlot.chat.messages import Tool
 
 
@@ -42,17 +42,11 @@ def typed(text: str, schema: Any, root: Mapping[str, Any]) -> Any:
 
 
 def from_json(text: str) -> Any:
-    """The value that a text is in JSON; the text itself where it is none, or holds text that is no Unicode."""
+    """The value that a text is in JSON; the text itself where it is none."""
     try:
-        value = json.loads(text, strict=False, parse_constant=_no_constant)
-        json.dumps(value, ensure_ascii=False).encode()
-    except (ValueError, RecursionError):
+        return parse_json(text)
+    except ValueError:
         return text
-    return value
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
 
 
 def _number(word: str) -> int | float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import logging
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -10,8 +10,12 @@ from threading import Lock
 from typing import Any
 
 from sandlot.chat.base import ChatFormat
+from sandlot.chat.json_calls import parse_object
 from sandlot.chat.messages import Message, ParsedCall, Reply, Tool
+from sandlot.chat.replies import unreadable
 from sandlot.errors import ConfigError
+
+log = logging.getLogger("sandlot.chat")
 
 
 class VllmParsed:
@@ -64,8 +68,12 @@ class VllmParsed:
         while end and output_ids[end - 1] in self.stop_token_ids:
             end -= 1
         text = self.decode(output_ids[:end])
-        with self._lock:
-            return self._parse(text, tools, truncated)
+        try:
+            with self._lock:
+                return self._parse(text, tools, truncated)
+        except Exception as e:  # these parsers fail on what they do not expect
+            log.warning("%s: vLLM's parser cannot read an answer (%s)", self.name, e)
+            return unreadable(text, truncated=truncated)
 
     def _parse(self, text: str, tools: Sequence[Tool], truncated: bool) -> Reply:
         request = _request(tools)
@@ -83,11 +91,8 @@ class VllmParsed:
 
 
 def _call(name: str, arguments: str, names: set[str]) -> ParsedCall:
-    try:
-        value = json.loads(arguments)
-    except ValueError:
-        value = None
-    if not isinstance(value, dict):
+    value = parse_object(arguments)
+    if value is None:
         return ParsedCall(name, arguments, arguments, "invalid_arguments")
     return ParsedCall(name, value, arguments, "ok" if name in names else "unknown_tool")
 
