@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -176,3 +177,26 @@ def test_a_run_in_which_nothing_began_takes_another_configuration(tmp_path: Path
     assert RunDir.read(tmp_path).config == {"engine": "http://right"}
     with pytest.raises(ConfigError, match="another configuration"):
         RunDir.create_or_continue(tmp_path, {"engine": "http://other"})
+
+
+# -- what the system allows --------------------------------------------------------------------------------------------
+
+
+def test_a_rollout_may_open_as_many_files_as_its_user_may(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each episode has a dozen open; shells begin with a bound of 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    seen: list[int] = []
+
+    async def rollout(*_: object, **__: object) -> list[EpisodeResult]:
+        seen.append(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        return []
+
+    monkeypatch.setattr("sandlot.rollout.run.rollout", rollout)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, hard - 1), hard))
+        CliRunner().invoke(
+            app, ["rollout", "bundled", "--engine", "scripted", "--out", str(tmp_path / "run"), "--json"]
+        )
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert seen == [hard]

@@ -86,9 +86,11 @@ def command(
 
 def run(config: RunConfig, out: Path | None, as_json: bool) -> None:
     """Roll out and show what came of it."""
+    from sandlot.gateway.process import allow_many_connections
     from sandlot.rollout.progress import LiveTable
     from sandlot.rollout.run import rollout
 
+    allow_many_connections()  # an episode has a dozen files open: pipes, sockets, its journal
     path = out or _new_run()
     started = time.monotonic()
     try:
