@@ -250,13 +250,17 @@ def test_ids_are_found_in_time_and_only_with_their_numbers() -> None:
 
 
 @every
-@pytest.mark.parametrize("number", ["1e999", "-1e400", "NaN", "Infinity"])
-def test_what_no_json_can_hold_is_text(writer: Writer, number: str) -> None:
+@pytest.mark.parametrize(
+    "number", ["1e999", "-1e400", "NaN", "Infinity", "[" * 500 + "]" * 500, '{"a":' * 900 + "{}" + "}" * 900]
+)
+def test_what_no_json_can_hold_or_nobody_can_walk_is_text(writer: Writer, number: str) -> None:
     text = writer.write([("LS", {"size": {"n": "#"}})]).replace('"#"', number)
     tools = (tool("LS", size={"type": "object"}),)
     markup = Markup("<think>", "</think>", "<tool_call>", "</tool_call>", False, xml=False, form=writer.form)
-    (call,) = parse_reply(text, thought_open=False, markup=markup, tools=tools, truncated=False).calls
+    reply = parse_reply(text, thought_open=False, markup=markup, tools=tools, truncated=False)
+    (call,) = reply.calls
     assert call.name == "LS"
+    assert reply.as_message().digest
     assert number in (call.arguments if isinstance(call.arguments, str) else call.arguments["size"])
 
 
@@ -340,6 +344,16 @@ def test_json_between_markers_ends_at_their_end_also_when_it_is_broken() -> None
     )
     for text in ("I write <tool_calls> around them.", "<TOOLCALL>\nlike so\n</TOOLCALL>"):
         assert parse("json", text) == Reply(text)
+
+
+@pytest.mark.parametrize("name", ["mistral", "json list"])
+def test_an_element_without_a_name_is_shown_beside_its_calls(name: str) -> None:
+    writer = WRITERS[name]
+    text = writer.write([*ONE, ("LS", {}), *ONE]).replace('"name": "LS"', '"nmae": "LS"')
+    reply = parse(writer.form, f"Hm.\n{text}")
+    assert [(c.name, c.status) for c in reply.calls] == [("Bash", "ok"), ("", "missing_name"), ("Bash", "ok")]
+    assert reply.text == f"Hm.\n{reply.calls[1].raw}"
+    assert '"nmae": "LS"' in reply.calls[1].raw
 
 
 PIECES = sorted(

@@ -25,6 +25,9 @@ def _finite(number: str) -> float:
 # A raw line break inside a string has one reading only, and models write it; everything else is strict.
 _DECODER = json.JSONDecoder(strict=False, parse_constant=_no_constant, parse_float=_finite)
 
+_DEEPEST = 100
+"""Levels of arguments: whoever walks them recursively, as templates and clients do, must not run out of stack."""
+
 _NAME = re.compile(r'"name"\s*:\s*("(?:[^"\\]|\\.)*")')
 _ARGUMENTS = re.compile(r'"(?:arguments|parameters)"\s*:\s*')
 
@@ -111,20 +114,25 @@ def parse_object(source: str) -> dict[str, Any] | None:
 
 
 def parse_json(source: str) -> Any:
-    """The JSON value in `source`. `ValueError` where it is none, or cannot be written as JSON again."""
+    """The JSON value in `source`. `ValueError` where it is none, or `is_json` says so."""
     try:
         value = _DECODER.decode(source)
     except RecursionError as e:
         raise ValueError("nested too deeply") from e
     if not is_json(value):
-        raise ValueError("text that is no Unicode")
+        raise ValueError("no value that can be passed on")
     return value
 
 
 def is_json(value: Any) -> bool:
-    """Whether a value can be written as JSON: not half a character, an infinite number, or nesting without end."""
+    """Whether a value can be written as JSON and walked: no half a character, no infinity, not hundreds of levels."""
     try:
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, TypeError, RecursionError):
         return False
-    return True
+    level = [value]
+    for _ in range(_DEEPEST):
+        inner = (item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list))
+        if not (level := [each for items in inner for each in items if isinstance(each, dict | list)]):
+            return True
+    return False

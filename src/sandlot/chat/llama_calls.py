@@ -54,7 +54,9 @@ class LlamaForm:
         source = text[start:end] if end >= 0 else text[start:]
         if end < 0:
             return cut or self._reading.truncated or written_name(source) in self._reading.tools
-        value = parse_object(_named(self._reading.reveal(source))) or {}
+        value = parse_object(_named(self._reading.reveal(source)))
+        if value is None:
+            return written_name(source) in self._reading.tools
         takes = isinstance(value.get("parameters", value.get("arguments")), dict | str)
         alone = skip_blanks(text, end) == len(text)
         return isinstance(value.get("name"), str) and takes and (alone or value["name"] in self._reading.tools)

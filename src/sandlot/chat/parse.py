@@ -79,7 +79,7 @@ def _read_calls(text: str, reading: Reading, form: Form) -> tuple[str, tuple[Par
         calls += [_judged(read.call, reading) for read in found]
         ambiguous |= any(read.ambiguous for read in found)
         if not all(read.shown for read in found):
-            pieces.append(text[piece_start:at])
+            pieces += [text[piece_start:at], *(read.call.raw for read in found if read.shown)]
             piece_start = found[-1].end
         at = form.next_call(text, found[-1].end)
     pieces.append(text[piece_start:])
