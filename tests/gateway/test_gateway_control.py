@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,11 +13,13 @@ from typing import Any, cast
 
 import pytest
 from aiohttp import web
+from aiohttp.streams import EmptyStreamReader
+from aiohttp.test_utils import make_mocked_request
 
 from sandlot.engine import SamplingParams
 from sandlot.errors import ConfigError, JournalError
 from sandlot.gateway import front_control
-from sandlot.gateway.control import control_app, prometheus
+from sandlot.gateway.control import control_app, json_answer, prometheus
 from sandlot.gateway.relay import client_of
 from sandlot.gateway.worker import WorkerServer
 from sandlot.trajectory.sample import Sample
@@ -192,34 +194,59 @@ async def test_odd_keys_and_bodies_are_refused_like_any_other(make_rig: MakeRig)
             assert (reply.status, says in (await reply.json())["error"]) == (400, True)
 
 
-async def test_metrics_of_several_workers_do_not_wait_for_one_that_hangs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(front_control, "_SCRAPE_S", 0.2)
-    hang = [asyncio.Event() for _ in range(2)]
-    workers, runners = [], []
+@pytest.fixture
+async def two_workers(tmp_path: Path) -> AsyncIterator[list[Any]]:
+    """Workers that tell two turns each and open any session, while their `runs` is set."""
+    workers: list[Any] = []
+    runners = []
     for number in range(2):
-        hang[number].set()
+        worker: Any = SimpleNamespace(number=number, up=asyncio.Event(), runs=asyncio.Event(), silent=False, opened=0)
 
-        async def metrics(request: web.Request, number: int = number) -> web.Response:
-            await hang[number].wait()
-            return prometheus(b"# HELP t_total T.\n# TYPE t_total counter\nt_total 2.0\n")
+        async def answer(request: web.Request, worker: Any = worker) -> web.Response:
+            await worker.runs.wait()
+            if request.path == "/metrics":
+                return prometheus(b"# HELP t_total T.\n# TYPE t_total counter\nt_total 2.0\n")
+            worker.opened += 1
+            return json_answer({"api_key": "k"}, status=201)
 
         app = web.Application()
-        app.router.add_get("/metrics", metrics)
+        app.router.add_route("*", "/{path:.*}", answer)
         runners.append(web.AppRunner(app))
         await runners[-1].setup()
         await web.UnixSite(runners[-1], str(tmp_path / str(number))).start()
-        workers.append(SimpleNamespace(number=number, client=client_of(tmp_path / str(number)), up=asyncio.Event()))
-        workers[-1].up.set()
-    told: Any = front_control.FrontControl(cast("Any", SimpleNamespace(up=workers, all=workers)), 9)
-    for _ in range(2):
-        assert b"t_total 4.0" in (await told.metrics(None)).body
-        hang[1].clear()
-    hang[1].set()
+        worker.client = client_of(tmp_path / str(number))
+        worker.up.set()
+        worker.runs.set()
+        workers.append(worker)
+    yield workers
     for worker, runner in zip(workers, runners, strict=True):
+        worker.runs.set()
         await worker.client.close()
         await runner.cleanup()
+
+
+def front(workers: list[Any]) -> Any:
+    return front_control.FrontControl(cast("Any", SimpleNamespace(up=workers, all=workers)), 99)
+
+
+async def test_metrics_of_several_workers_do_not_wait_for_one_that_hangs(
+    two_workers: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(front_control, "_SCRAPE_S", 0.2)
+    told = front(two_workers)
+    for _ in range(2):
+        assert b"t_total 4.0" in (await told.metrics(None)).body
+        two_workers[1].runs.clear()
+
+
+async def test_sessions_are_opened_at_workers_that_give_signs_of_life(two_workers: list[Any]) -> None:
+    told = front(two_workers)
+    for silent, opened in ((None, [1, 1]), (0, [1, 3]), (1, [3, 3])):
+        for number, worker in enumerate(two_workers):
+            worker.silent = number == silent
+        for _ in range(2):
+            assert (await told.open(make_mocked_request("POST", "/", payload=EmptyStreamReader()))).status == 201
+        assert [worker.opened for worker in two_workers] == opened
 
 
 async def test_a_worker_that_ends_sends_nobody_to_another_one_in_vain(make_rig: MakeRig, tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ class FrontControl:
         if not (up := self._workers.up):
             return _unavailable("no gateway worker is running")
         load = Counter(placed.worker.number for placed in held.values())
-        worker = min(up, key=lambda one: load[one.number])
+        worker = min(up, key=lambda one: (one.silent, load[one.number]))
         placed = self._placed[session_id] = _Placed(worker)
         opened = False
         try:

@@ -45,6 +45,8 @@ class Worker:
     def __init__(self, number: int, directory: Path, admin_key: str) -> None:
         self.number = number
         self.up = asyncio.Event()
+        self.silent = False
+        """Whether it has given no sign of life for a while: what it is asked now waits."""
         self.lost: list[str] = []
         """Digests of the keys of sessions that ended with earlier processes."""
         self.client = client_of(control_socket(directory, number), Authorization=f"Bearer {admin_key}")
@@ -96,8 +98,10 @@ class Worker:
                 if ending.done():
                     return ending.result()
                 missed = 0 if self._heard() else missed + 1
+                self.silent = missed > 1
         finally:
             ending.cancel()
+            self.silent = False
         self._kill()
         return f"its event loop stood still for {timeout:g} s"
 
@@ -191,7 +195,7 @@ class Workers:
     def _one(self, number: int | None) -> Worker:
         if number is not None and number < len(self.all):
             return self.all[number]
-        among = self.up or self.all
+        among = [worker for worker in self.up if not worker.silent] or self.up or self.all
         return among[next(self._turn) % len(among)]
 
     async def __aenter__(self) -> Workers:
