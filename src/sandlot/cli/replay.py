@@ -227,7 +227,8 @@ def _show(results: Sequence[Result], seconds: float, as_json: bool) -> None:
     ):
         if found[name]:
             table.add_row(title, *(f"{value:,.3f}" for value in found[name].values()))
-    answer.print(table)
+    if table.row_count:
+        answer.print(table)
     answer.print(
         f"{found['ok']} of {found['requests']} answered in {seconds:.1f} s ({found['repeated']} tried again): "
         f"{found['requests_per_s']:g} requests/s, {found['output_tokens']:,} tokens, "
