@@ -129,6 +129,17 @@ async def test_of_two_answers_alike_the_one_that_came_is_gone_on_from(make_rig: 
     assert rig.session.turns[-1].parent == turns[0]
 
 
+async def test_a_history_means_the_same_when_another_answer_fits_it_better(make_rig: MakeRig) -> None:
+    said = ["Done.\n", "reply", "Done.", "reply"]
+    rig = await make_rig(lambda prompt, number: said[number])
+    trimmed = await told(rig, "hi"), await told(rig, "hi", "Done.", "on")
+    await told(rig, "hi", max_tokens=100)
+    for n in range(5):  # others' requests, so that nothing is remembered of the first one's
+        rig.session._continuity.match(asked(f"other {n}").messages, asked("hi").tools)
+    later = await told(rig, "hi", "Done.", "on", "reply", "on")
+    assert rig.session.tree.path(later) == [*trimmed, later]
+
+
 async def test_a_session_that_is_sealed_while_an_answer_is_recorded_gives_it_to_nobody(make_rig: MakeRig) -> None:
     """What was sampled stays in the record, as a turn that no client had."""
     rig = await make_rig()

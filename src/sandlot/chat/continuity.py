@@ -133,6 +133,7 @@ class Continuity:
     _own: dict[str, _Own] = field(default_factory=dict)
     _marks: dict[str, str] = field(default_factory=dict)
     _under: dict[bytes, list[str]] = field(default_factory=dict)
+    _echoes: dict[bytes, _Own] = field(default_factory=dict)
     _known: set[bytes] = field(default_factory=set)
     _next: dict[bytes, Message] = field(default_factory=dict)
     _continued: set[str] = field(default_factory=set)
@@ -228,11 +229,17 @@ class Continuity:
                 edits[index] = f"message {index}: {difference} of turn {own.id}"
                 return None
             return own
-        under = (self._own[turn_id] for turn_id in self._under.get(key, ()))
-        same = [own for own in under if own.edited(message, marked=False) is None]
-        # Of several equal answers the one that has the very text, and the oldest, so that a request means the same
-        # whenever it comes.
-        return next((own for own in same if own.told.text == message.text), same[0] if same else None)
+        if key not in self._under:
+            return None
+        echo = digest(key, message.digest)
+        if echo not in self._echoes:
+            under = (self._own[turn_id] for turn_id in self._under[key])
+            same = [own for own in under if own.edited(message, marked=False) is None]
+            if not same:
+                return None
+            # Of several equal answers the one that has the very text. A request then means the same whenever it comes.
+            self._echoes[echo] = next((own for own in same if own.told.text == message.text), same[0])
+        return self._echoes[echo]
 
 
 def _excerpt(message: Message, known: Message | None) -> str:
