@@ -142,6 +142,7 @@ async def test_what_is_no_image_is_told_so(
     (tmp_path / "odd/oci-layout").touch()
     wrong = {
         "No:such:name": "no image reference",
+        "dockerfile:/some/place": "take --sandbox docker",
         "tests": "neither",
         str(tmp_path / "none"): "neither",
         str(_written(tmp_path / "noise", os.urandom(4000))): "no tar archive",

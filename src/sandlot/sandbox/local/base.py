@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sandlot.errors import SandboxUnavailableError
-from sandlot.sandbox.base import SandboxSpec
+from sandlot.sandbox.base import DOCKERFILE, SandboxSpec
 from sandlot.sandbox.images import reference
 
 
@@ -32,6 +32,10 @@ def layer_binds(spec: SandboxSpec) -> list[tuple[str, str]]:
 def is_packed(image: str) -> bool:
     """Whether an image must be unpacked before it can be used; a root directory need not be."""
     path = Path(image)
+    if image.startswith(DOCKERFILE):
+        raise SandboxUnavailableError(
+            f"the local backend builds no Dockerfile ({image}): take --sandbox docker, or build the image and name it"
+        )
     if not path.is_absolute() and not path.exists():
         reference.parse(image)
         return True
