@@ -11,7 +11,7 @@ import pytest
 
 from sandlot.engine import EngineInfo, Generation, SamplingParams
 from sandlot.engine.probe import judge, probe
-from sandlot.errors import ConfigError, EngineEvidenceError
+from sandlot.errors import ConfigError, EngineError, EngineEvidenceError
 
 VOCAB = 500
 
@@ -23,7 +23,7 @@ class Model:
         self.mode, self.noise, self.length = mode, noise, length
         self.rng = np.random.default_rng(seed)
         self.table = self.rng.standard_normal((VOCAB, VOCAB)) * sharpness
-        self.scores_given = True
+        self.refusal: EngineError | None = None
 
     def _logprobs(self, before: int, temperature: float, top_k: int = -1) -> np.ndarray:
         x = self.table[before] / temperature
@@ -54,8 +54,8 @@ class Model:
         return Generation(tuple(ids), tuple(values), "length")
 
     async def score(self, token_ids: Sequence[int]) -> list[float]:
-        if not self.scores_given:
-            raise EngineEvidenceError("no scores")
+        if self.refusal is not None:
+            raise self.refusal
         pairs = itertools.pairwise(token_ids)
         return [float(self._logprobs(a, 1.0)[b] + self.noise * self.rng.standard_normal()) for a, b in pairs]
 
@@ -102,7 +102,19 @@ async def test_short_answers_are_repeated_until_there_is_enough() -> None:
 async def test_what_cannot_be_told_is_unknown() -> None:
     certain = Model("processed", sharpness=200.0)
     assert await probe(certain, WARM) == "unknown"
-    silent = Model("processed")
-    silent.scores_given = False
-    assert await probe(silent, WARM) == "unknown"
     assert judge([], [], 0.7, None) == "unknown"
+
+
+@pytest.mark.parametrize("why", [EngineEvidenceError("none of 64"), EngineError("answered 400", retryable=False)])
+async def test_an_engine_that_scores_nothing_is_taken_only_where_both_modes_are_one(why: EngineError) -> None:
+    for mode in ("processed", "raw"):
+        silent = Model(mode)
+        silent.refusal = why
+        assert await probe(silent, SamplingParams()) == "unknown"
+        for sampling in (WARM, SamplingParams(top_p=0.9)):
+            with pytest.raises(ConfigError, match=r"cannot be told.*temperature 1 without truncation"):
+                await probe(silent, sampling)
+    busy = Model("processed")
+    busy.refusal = EngineError("did not answer in time")
+    with pytest.raises(EngineError, match="in time"):
+        await probe(busy, SamplingParams())

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Sequence
 
 from sandlot.engine.base import Engine, SamplingParams
-from sandlot.errors import ConfigError, ContextOverflowError, EngineEvidenceError
+from sandlot.errors import ConfigError, EngineError, EngineEvidenceError
 
 TEMPERATURE = 0.7
 _TOKENS = 32
@@ -24,9 +24,10 @@ _MEANINGFUL = 0.05
 async def probe(engine: Engine, sampling: SamplingParams, *, prompt_ids: Sequence[int] = tuple(range(100, 132))) -> str:
     """The mode of the engine's logprobs, measured: `processed`, `raw`, or `unknown` where it cannot be told.
 
-    Samples some tokens at temperature 0.7 and scores them again at 1. Raises `ConfigError` if they are raw while the
-    run's `sampling` has another temperature than 1 or truncates, or know nothing of truncation while it truncates, and
-    `EngineEvidenceError` if they fit neither. `prompt_ids` is what is continued; any ids of the vocabulary do.
+    Samples some tokens at temperature 0.7 and scores them again at 1. `EngineEvidenceError` if the logprobs fit neither.
+    `ConfigError` if they are raw, or the engine scores nothing, while the run's `sampling` has another temperature than
+    1 or truncates; or if they know nothing of truncation while it truncates. `prompt_ids` is what is continued; any ids
+    of the vocabulary do.
     """
     sampled: list[float] = []
     scored: list[float] = []
@@ -37,10 +38,8 @@ async def probe(engine: Engine, sampling: SamplingParams, *, prompt_ids: Sequenc
         done = await engine.generate(prompt, seed_params, request_id=f"probe-{uuid.uuid4().hex}", session_id="probe")
         try:
             scores = await engine.score([*prompt, *done.output_ids])
-        except ContextOverflowError:
-            raise
-        except EngineEvidenceError:
-            return "unknown"
+        except EngineError as error:
+            return _unscored(error, sampling)
         sampled += done.logprobs
         scored += scores[len(prompt) - 1 :]
         if len(sampled) >= _ENOUGH:
@@ -56,6 +55,18 @@ async def probe(engine: Engine, sampling: SamplingParams, *, prompt_ids: Sequenc
     if sampling.top_p < 1 or sampling.top_k > 0:
         await _probe_truncation(engine, prompt_ids)
     return mode
+
+
+def _unscored(error: EngineError, sampling: SamplingParams) -> str:
+    """The mode of an engine that does not score prompts; what it may be matters unless the run samples plainly."""
+    if error.retryable and not isinstance(error, EngineEvidenceError):
+        raise error
+    if not is_plain(sampling):
+        raise ConfigError(
+            "whether the engine's logprobs are those it samples from cannot be told, because it scores no prompt "
+            f"({error}): use one that gives prompt logprobs, or sample at temperature 1 without truncation"
+        ) from error
+    return "unknown"
 
 
 async def _probe_truncation(engine: Engine, prompt_ids: Sequence[int]) -> None:
