@@ -24,7 +24,7 @@ _MEANINGFUL = 0.05
 async def probe(engine: Engine, sampling: SamplingParams, *, prompt_ids: Sequence[int] = tuple(range(100, 132))) -> str:
     """The mode of the engine's logprobs, measured: `processed`, `raw`, or `unknown` where it cannot be told.
 
-    Samples some tokens at temperature 0.7 and scores them again at 1. `EngineEvidenceError` if the logprobs fit neither.
+    Samples some tokens at temperature 0.7 and scores them again at 1. `EngineEvidenceError` if they fit neither.
     `ConfigError` if they are raw, or the engine scores nothing, while the run's `sampling` has another temperature than
     1 or truncates; or if they know nothing of truncation while it truncates. `prompt_ids` is what is continued; any ids
     of the vocabulary do.
