@@ -9,6 +9,7 @@ import pytest
 
 from sandlot.errors import FailureKind
 from sandlot.grading import grade
+from sandlot.grading.bench import Bench
 from sandlot.sandbox import SandboxBackend
 from sandlot.tasks import CommandGrading, PytestGrading, Repository, Task
 from support.cheats import BASE, BUGGY, FIXED, GOLD, HIDDEN, at_import, calc_patch, calc_task, in_add
@@ -130,3 +131,49 @@ async def test_a_log_that_breaks_the_parser_is_the_patchs_doing(backend: Sandbox
     assert (verdict.reward, verdict.failure) == (0.0, None)
     assert "the parser gave no readable result" in verdict.detail
     assert (await grade(task, GOLD, backend)).reward == 1.0
+
+
+FINDS_THE_PARSERS_PLACE = """
+import os
+pid = os.getppid()
+while pid > 1:
+    for word in open(f"/proc/{pid}/cmdline").read().split("\\0"):
+        if word.startswith("/tmp/swepro-"):
+            open(os.path.dirname(word) + "-parser", "w").close()
+    pid = int(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1])
+"""
+
+
+async def test_the_parsers_place_cannot_be_taken(backend: SandboxBackend) -> None:
+    verdict = await grade(calc_task(SWEPRO), calc_patch(at_import(FINDS_THE_PARSERS_PLACE)), backend)
+    assert (verdict.reward, verdict.failure) == (0.0, None), verdict.detail
+
+
+LEFT_BEHIND = {
+    "settings": "open('/tmp/pytest.ini', 'w').write('[pytest]\\naddopts = --no-such-option\\n')",
+    "a conftest": "os.makedirs('/tmp/control'); open('/tmp/control/conftest.py', 'w').write('raise SystemExit(3)')",
+    "a file": "open('/tmp/control', 'w').close()",
+}
+
+
+@pytest.mark.parametrize("left", LEFT_BEHIND.values(), ids=LEFT_BEHIND)
+@pytest.mark.parametrize("form", ["pytest", "script"])
+async def test_nobody_is_ungraded_by_what_it_leaves_and_its_own_end(
+    backend: SandboxBackend, form: str, left: str
+) -> None:
+    patch = calc_patch(at_import(f"import os; {left}; os.kill(os.getpid(), 9)"))
+    verdict = await grade(calc_task(FORMS[form]), patch, backend)
+    assert (verdict.reward, verdict.failure) == (0.0, None), verdict.detail
+
+
+async def test_where_nothing_can_be_run_after_the_tests_the_base_tells(
+    backend: SandboxBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fault(bench: Bench) -> str:
+        return "no room is left"
+
+    monkeypatch.setattr(Bench, "_control_fault", fault)
+    killed = calc_patch(at_import("import os; os.kill(os.getpid(), 9)"))
+    verdict = await grade(calc_task(), killed, backend)
+    assert (verdict.reward, verdict.failure) == (0.0, None)
+    assert verdict.detail.startswith("nothing can be run in the sandbox after the tests: no room is left; ")

@@ -206,7 +206,7 @@ class Bench:
         """Why a run between control tests earns nothing as a whole, or nothing; `what` is what ran.
 
         One that broke off (time limit, memory limit, a process that ended early) after the runner had started is the
-        patch's doing, provided that the control tests still run in the same sandbox; otherwise it is ungraded.
+        patch's doing if the control tests still run in the same sandbox; if not, the base without the patch tells.
         """
         found = doubts(report, result, controls)
         found += [f"{path} was changed while the tests ran" for path in await self.changed_tests()]
@@ -224,24 +224,31 @@ class Bench:
     async def runner_works(self, *, pytest: bool = True) -> None:
         """After a run that broke off: the control tests alone (or, without pytest, a command) must still run here.
 
-        If they do not it was not the patch's doing: `GradingError`.
+        Where they do not, the code under test may have seen to that: `NothingReportedError`, so that the base tells.
         """
         await self.sandbox.kill_processes()
-        if not pytest:
-            if not (done := await self.sandbox.exec(["true"])).ok:
-                raise GradingError(f"the sandbox cannot be used after the tests: {done.text()[-500:]}")
-            return
-        made = await self.sandbox.exec("mkdir -p /tmp/control && chmod 755 /tmp/control", user="root")
-        if not made.ok:
-            raise GradingError(f"the sandbox cannot be used after the tests: {made.text()[-500:]}")
-        name = f"test_{secrets.token_hex(6)}.py"
-        await self.sandbox.write_file(f"/tmp/control/{name}", control_source(()), user="root")
-        bench = replace(self, task=replace(self.task, workdir="/tmp/control"), hidden={})
+        try:
+            fault = await (self._control_fault() if pytest else self._command_fault())
+        except SandboxLostError:
+            raise
+        except (SandboxError, GradingError) as error:  # a full disk is one
+            fault = str(error)
+        if fault:
+            raise NothingReportedError(f"nothing can be run in the sandbox after the tests: {fault}")
+
+    async def _command_fault(self) -> str:
+        done = await self.sandbox.exec(["true"])
+        return "" if done.ok else done.text()[-500:].strip() or f"exit {done.exit_code}"
+
+    async def _control_fault(self) -> str:
+        """Why control tests do not run where the code under test could leave nothing, or nothing."""
+        place, name = f"{WORKER}-{secrets.token_hex(6)}", f"test_{secrets.token_hex(6)}.py"
+        await self.sandbox.write_file(f"{place}/{name}", control_source(()), user="root")
+        bench = replace(self, task=replace(self.task, workdir=place), hidden={})
         report, result = await bench.work(
             "pytest", controls=[name], timeout=_CONTROL_TIMEOUT, label="control", required=[], files=[name]
         )
-        if found := doubts(report, result, [name]):
-            raise GradingError(f"the test runner does not work in this sandbox: {found[0]}")
+        return next(iter(doubts(report, result, [name])), "")
 
 
 def _git_trusts_the_workdir() -> dict[str, str]:

@@ -37,7 +37,7 @@ async def grade_swepro(bench: Bench) -> Verdict:
     stdout, _, stderr = result.stderr.rpartition(f"\n{parting}\n".encode())
     await bench.sandbox.kill_processes()
     required_tests(grading)
-    parsed = await _parse(bench, grading, place, stdout, stderr)
+    parsed = await _parse(bench, grading, stdout, stderr)
     run = (report, result)
     return await verdict_of_log(bench, parsed, grading.fail_to_pass, grading.pass_to_pass, run, grading.timeout)
 
@@ -51,9 +51,9 @@ exit $status"""
 """Runs the script and prints its stdout, a line that parts, and its stderr."""
 
 
-async def _parse(bench: Bench, grading: SweProGrading, place: str, stdout: bytes, stderr: bytes) -> dict[str, str]:
+async def _parse(bench: Bench, grading: SweProGrading, stdout: bytes, stderr: bytes) -> dict[str, str]:
     """What the parser makes of the log: test name to result, the worst where a name has several."""
-    parsing = f"{place}-parser"
+    parsing = f"/tmp/parser-{secrets.token_hex(6)}"  # a name of which the code under test, now dead, knew nothing
     for name, data in (("parser.py", grading.parser_script.encode()), ("stdout.log", stdout), ("stderr.log", stderr)):
         await bench.sandbox.write_file(f"{parsing}/{name}", data, user="root")
     await bench.sandbox.exec(["chmod", "700", parsing], user="root")
