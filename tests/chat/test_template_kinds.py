@@ -15,7 +15,7 @@ from sandlot.chat.format import TemplateFormat, load_chat_format
 from sandlot.chat.messages import Message, Tool, ToolCall
 from sandlot.chat.probe import BASES, TOOLS, TURNS
 from support.chat_templates import SHAPES, Shape, write_chat_dir
-from support.template_kinds import KINDS, SIMPLE
+from support.template_kinds import CHATML, KINDS, SIMPLE
 
 
 def load(directory: Path, shape: Shape, **how: Any) -> TemplateFormat:
@@ -143,6 +143,22 @@ class TestWhatIsTold:
         with caplog.at_level(logging.WARNING, "sandlot.chat"):
             load_chat_format(tmp_path / "m", parser="mistral")
         assert "writes for a tool call" in caplog.text
+
+    @pytest.mark.parametrize(("pair", "read"), [(("<think>", "</think>"), True), (("<|ponder|>", "<|done|>"), False)])
+    def test_thoughts_that_are_not_read(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture, pair: tuple[str, str], read: bool
+    ) -> None:
+        """Where they are in markers that nothing here knows, the agent would be told them; an empty one may be asked
+        for by the prompt."""
+        thought = (
+            "{{- '<|im_start|>' + m.role + '\\n' }}{% if m.reasoning %}{{- 'OPEN' + m.reasoning + 'CLOSE' }}{% endif %}"
+        )
+        template = SIMPLE.replace("{{- '<|im_start|>' + m.role + '\\n' + m.content }}", thought + "{{- m.content }}")
+        template = template.replace("assistant\\n'", "assistant\\nOPENCLOSE'")
+        template = template.replace("OPEN", pair[0]).replace("CLOSE", pair[1])
+        told = self.warnings(caplog, tmp_path / "m", Shape(template, (*CHATML, *pair), "", "<|im_end|>"))
+        assert ("writes for a thought" in told) is not read
+        assert "writes for a tool call" not in told
 
     def test_why_tools_or_calls_are_not_shown(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         shape = replace(KINDS["gathered"], template=SIMPLE.replace("c.function | tojson", "c.function.nothing.name"))

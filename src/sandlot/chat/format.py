@@ -16,7 +16,8 @@ from sandlot.chat.forgetting import forgets_at
 from sandlot.chat.forms import FORMS
 from sandlot.chat.messages import Message, Tool
 from sandlot.chat.named_templates import ByTools, template_for_tools
-from sandlot.chat.probe import check_reading, find_traits, self_check, unread_call
+from sandlot.chat.probe import find_traits, self_check
+from sandlot.chat.reading_check import check_reading, unread_call
 from sandlot.chat.rendering import render_text
 from sandlot.chat.roles import Traits
 from sandlot.chat.template import ChatTemplate, load_template, special_tokens

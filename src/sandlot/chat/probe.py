@@ -14,7 +14,6 @@ from sandlot.chat.template import TemplateError
 from sandlot.errors import ModelError
 
 if TYPE_CHECKING:
-    from sandlot.chat.base import ChatFormat
     from sandlot.chat.template_format import TemplateFormat
 
 log = logging.getLogger("sandlot.chat")
@@ -146,34 +145,6 @@ def self_check(chat: TemplateFormat) -> None:
         (partly or found)[-1][2].failed[0],
         "such a request" if partly else "every request",
     )
-
-
-def unread_call(chat: ChatFormat) -> str:
-    """What the model is shown that it wrote for a call, where that is not read as the call; else empty."""
-    base, turn = BASES[0], _answer("", _READ)
-    try:
-        prompt = list(chat.render(base, TOOLS))
-        whole = list(chat.render([*base, turn, _result("a", _READ)], TOOLS))
-    except TemplateError:
-        return ""  # which was told
-    start = next((i for i, (a, b) in enumerate(zip(prompt, whole, strict=False)) if a != b), len(prompt))
-    end = next((i for i in range(start, len(whole)) if whole[i] in chat.stop_token_ids), len(whole))
-    output = whole[start:end]
-    read = chat.parse(output, prompt, TOOLS, truncated=False)
-    if [(c.name, c.arguments) for c in read.calls] == [(c.name, c.arguments) for c in turn.tool_calls]:
-        return ""
-    return chat.decode(output)[-300:] or "nothing"
-
-
-def check_reading(chat: ChatFormat) -> None:
-    """Warn where a call is not read from what the model is shown that it wrote."""
-    if unread := unread_call(chat):
-        log.warning(
-            "%s: what its chat template writes for a tool call (%r) is not read as one, so the agent would see its "
-            "model's calls as text; set chat.parser to the form that it writes, such as vllm:NAME",
-            chat.name,
-            unread,
-        )
 
 
 BASES: tuple[tuple[Message, ...], ...] = (
