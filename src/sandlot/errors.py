@@ -106,7 +106,9 @@ class SandboxLostError(SandboxError):
 
 
 class CaptureError(SandlotError):
-    """The agent's work could not be turned into a patch."""
+    """The agent left what cannot be turned into a patch: no work directory, say, or too much."""
+
+    kind = FailureKind.AGENT_ERROR
 
 
 class GradingError(SandlotError):

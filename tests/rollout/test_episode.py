@@ -69,6 +69,26 @@ async def test_what_tests_say_need_not_be_unicode(make_runner: MakeRunner, task:
     assert any("ValueError: ?" in text for text in run["collect_errors"].values())
 
 
+@pytest.mark.parametrize(
+    "left",
+    [
+        "cd / && rm -rf $OLDPWD",
+        "cd / && rm -rf $OLDPWD && ln -s /proc $OLDPWD",
+        "for n in $(seq 450); do mkdir d && cd d; done; touch x",
+        "head -c 20000000 /dev/urandom | base64 >big.txt",
+    ],
+)
+async def test_an_agent_that_leaves_nothing_to_capture_has_done_nothing(
+    make_runner: MakeRunner, task: Task, left: str
+) -> None:
+    said = [bash(left), "Done."]
+    runner = await make_runner(lambda prompt, number: said[number], retries=1)
+    result = await runner(Episode(task, "tiny", 0))
+    assert (result.state, result.reward, result.failure) == ("failed", 0.0, FailureKind.AGENT_ERROR)
+    assert result.samples == 1
+    assert "captured" in result.detail or "the patch is" in result.detail
+
+
 async def test_a_spent_budget_is_still_graded(make_runner: MakeRunner, task: Task) -> None:
     said = solving(task)
     runner = await make_runner(lambda prompt, number: said[number], limits={"turns": 1})

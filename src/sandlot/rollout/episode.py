@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from sandlot.config import RunConfig
-from sandlot.errors import FailureKind, SandlotError
+from sandlot.errors import CaptureError, FailureKind, SandlotError
 from sandlot.gateway import Gateway, Session, SessionLimits
 from sandlot.grading import Verdict, grade
 from sandlot.grading.runtime import runtime_env, runtime_layers
@@ -156,11 +156,14 @@ class EpisodeRunner:
                     return
                 phase(spec.id, "capturing")
                 with ended.timed("capture"):
-                    ended.patch = await capture(sandbox, prepared, workdir=task.workdir)
+                    try:
+                        ended.patch = await capture(sandbox, prepared, workdir=task.workdir)
+                    except CaptureError as error:  # graded as if it had done nothing: nobody is spared by such an end
+                        ended.failure, ended.detail = error.kind, str(error)
             phase(spec.id, "grading")
             with ended.timed("grade"):
                 options, limits = self.config.grading.over(task.options), SandboxSpec(limits=self._limits())
-                ended.verdict = await grade(task, ended.patch, self.backend, spec=limits, options=options)
+                ended.verdict = await grade(task, ended.patch or b"", self.backend, spec=limits, options=options)
         finally:
             ended.facts["stopped_by"] = opened.session.counters.stopped_by
             ended.facts["calls"] = dict(opened.session.counters.calls)

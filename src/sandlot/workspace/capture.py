@@ -7,9 +7,9 @@ import tempfile
 from pathlib import Path
 from typing import IO
 
-from sandlot.errors import CaptureError, SandboxError, SandboxLostError
+from sandlot.errors import CaptureError, SandboxError
 from sandlot.sandbox import Sandbox
-from sandlot.workspace.git import Entry, GitError, Store
+from sandlot.workspace.git import Entry, Store
 from sandlot.workspace.patch import Patch
 from sandlot.workspace.prepare import GIT_NAMES, Prepared
 from sandlot.workspace.snapshot import FILE_LIMIT, ignored, read_tar, spool
@@ -27,15 +27,17 @@ async def capture(sandbox: Sandbox, prepared: Prepared, *, workdir: str, max_byt
     configuration: HEAD, index, branches, stash, hooks, attributes, filters and settings of the agent's repository are
     never read, and repositories inside are plain files. Files that the base does not have and that its ignore rules
     (or `IGNORED_ALWAYS`) name are left out. Call it when the session is sealed, so that nothing more is sampled.
+    `CaptureError` is the agent's own doing.
     """
     await sandbox.kill_processes()
     try:
-        with await spool(sandbox.download_tar(workdir, exclude_names=GIT_NAMES)) as tar:
-            return await asyncio.to_thread(patch_of_tar, tar, prepared, max_bytes)
-    except SandboxLostError:
-        raise
-    except (SandboxError, GitError, OSError) as error:
+        tar = await spool(sandbox.download_tar(workdir, exclude_names=GIT_NAMES))
+    except (FileNotFoundError, SandboxError) as error:
+        if isinstance(error, SandboxError) and error.retryable:
+            raise
         raise CaptureError(f"the agent's files in {workdir} could not be captured: {error}") from error
+    with tar:
+        return await asyncio.to_thread(patch_of_tar, tar, prepared, max_bytes)
 
 
 def patch_of_tar(tar: IO[bytes], prepared: Prepared, max_bytes: int = PATCH_LIMIT) -> Patch:
