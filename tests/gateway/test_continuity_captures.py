@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sandlot.chat.continuity import Continuity, Match
-from sandlot.chat.messages import Message
+from sandlot.chat.messages import Message, ToolCall
 from support.captures import captured, load_capture
 from support.replay import Step, asked, replay, shape_of
 from support.scenarios import SCENARIOS
@@ -158,6 +158,14 @@ def test_a_late_difference_in_a_long_message_is_what_is_quoted(cli: str, scenari
     quoted = match.fork.removeprefix(f"message 0 ({head.role}) differs: ")
     assert quoted.startswith("'…an agent. Today is Tuesday. Rules. ")
     assert len(quoted) == len("'…'") + 80
+
+
+def test_of_a_message_without_text_its_calls_are_quoted() -> None:
+    continuity, user = Continuity(), Message("user", "go")
+    continuity.record(continuity.match([user], ()), "t0", Message("assistant"))
+    call = ToolCall("bash", {"command": "ls"})
+    match = continuity.match([user, Message("assistant", tool_calls=(call,)), Message("tool", "a.py")], ())
+    assert match.fork == """message 1 (assistant) differs: 'bash {"command":"ls"}'"""
 
 
 @pytest.mark.parametrize(("cli", "scenario"), CLIENTS)

@@ -244,7 +244,7 @@ class Continuity:
 
 def _excerpt(message: Message, known: Message | None) -> str:
     """What a message says where it begins to differ from the known one in its place, with a few words before that."""
-    text, other = message.text, known.text if known else ""
+    text, other = _told(message), _told(known) if known else ""
     same, end = 0, min(len(text), len(other))
     while same < end:
         middle = (same + end + 1) // 2
@@ -254,6 +254,11 @@ def _excerpt(message: Message, known: Message | None) -> str:
             end = middle - 1
     start = same - _BEFORE if same > _EXCERPT // 2 else 0
     return ("…" if start else "") + " ".join(text[start : start + 8 * _EXCERPT].split())[:_EXCERPT]
+
+
+def _told(message: Message) -> str:
+    calls = (f"{call.name} {canonical_json(call.arguments)}" for call in message.tool_calls)
+    return "\n".join(filter(None, [message.text, *calls]))
 
 
 def _same_arguments(one: ToolCall, other: ToolCall) -> bool:
