@@ -105,8 +105,8 @@ async def test_a_length_ending_has_exactly_max_tokens_with_one_logprob_each(subj
     done = await generate(subject, subject.prompt(), max_tokens=7, seed=1)
     assert (len(done.output_ids), len(done.logprobs), done.finish_reason) == (7, 7, "length")
     assert all(p <= 0 for p in done.logprobs)
-    assert done.versions[0].start == 0
-    assert done.versions[-1].end == 7
+    # vLLM's weights have no name until somebody gives them one.
+    assert [(v.start, v.end) for v in done.versions] == ([] if subject.kind == "vllm" else [(0, 7)])
 
 
 async def test_a_seed_repeats_the_ids(subject: Subject) -> None:
