@@ -58,6 +58,21 @@ def test_what_follows_a_turn_is_new(cli: str, scenario: str) -> None:
             assert all(m.role != "assistant" for m in step.match.new)
 
 
+def test_results_stand_under_the_names_that_were_called() -> None:
+    """OpenCode calls what it cannot run `invalid`, in its results too."""
+    renamed = 0
+    for scenario in (name for cli, name in SCENARIOS if cli == "opencode" and "stress" in name):
+        turns = load_capture("opencode")[scenario]
+        for step in replay(turns):
+            if step.match.turn is None:
+                continue
+            called = {call["id"]: call["name"] for call in turns[int(step.match.turn[1:])]["our_reply"]["calls"]}
+            results = [m for m in step.match.new if m.role == "tool"]
+            assert [m.tool_name for m in results] == [called.get(m.tool_call_id, m.tool_name) for m in results]
+            renamed += sum(m.tool_name == "invalid" for m in step.request.messages[-len(step.match.new) :])
+    assert renamed
+
+
 def first_call(message: Message, **changes: Any) -> Message:
     """The message with its first call changed."""
     call, *others = message.tool_calls

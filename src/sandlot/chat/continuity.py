@@ -155,7 +155,10 @@ class Continuity:
         self._walks = [walk, *self._walks[: _WALKS - 1]]
         path = walk.path
         turn, at = walk.found[-1] or (None, -1)
-        found = Match(turn, tuple(messages[at + 1 :]), path[-1], "", tuple(messages), tuple(path), edits)
+        new = tuple(messages[at + 1 :])
+        if turn is not None:
+            new = _answering(self._own[turn].told, new)
+        found = Match(turn, new, path[-1], "", tuple(messages), tuple(path), edits)
         return replace(found, fork=self.fork(found))
 
     def fork(self, match: Match) -> str:
@@ -240,6 +243,18 @@ class Continuity:
             # Of several equal answers the one that has the very text. A request then means the same whenever it comes.
             self._echoes[echo] = next((own for own in same if own.told.text == message.text), same[0])
         return self._echoes[echo]
+
+
+def _answering(told: Message, new: Sequence[Message]) -> tuple[Message, ...]:
+    """What follows a turn, each result under the name that the policy called: some clients rename what they cannot
+    run."""
+    names = {call.id: call.name for call in told.tool_calls}
+    return tuple(
+        replace(message, tool_name=name)
+        if (name := names.get(message.tool_call_id, message.tool_name)) != message.tool_name
+        else message
+        for message in new
+    )
 
 
 def _excerpt(message: Message, known: Message | None) -> str:
