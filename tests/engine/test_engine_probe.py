@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sandlot.engine import EngineInfo, Generation, SamplingParams
+from sandlot.engine import EngineInfo, Generation, SamplingParams, checked
 from sandlot.engine.probe import judge, probe
 from sandlot.errors import ConfigError, EngineError, EngineEvidenceError
 
@@ -50,6 +50,8 @@ class Model:
             values = [-0.01] * len(values)
         if self.mode == "positive entropy":
             values = [3 * v - 1 for v in values]
+        if self.mode == "logits":
+            return checked(Generation(tuple(ids), tuple(9 + v for v in values), "length"), logprob_ids=ids)
         values = [min(v + self.noise * float(self.rng.standard_normal()), 0.0) for v in values]
         return Generation(tuple(ids), tuple(values), "length")
 
@@ -78,6 +80,13 @@ async def test_honest_engines_are_told_apart(sharpness: float, noise: float, see
 async def test_logprobs_that_fit_nothing_are_refused(mode: str, seed: int) -> None:
     with pytest.raises(EngineEvidenceError, match="neither"):
         await probe(Model(mode, 3.0, seed=seed), SamplingParams())
+
+
+async def test_logits_are_no_logprobs_and_the_cure_is_said() -> None:
+    with pytest.raises(
+        EngineEvidenceError, match=r"the logprob at position \d+ is .*--logprobs-mode processed_logprobs"
+    ):
+        await probe(Model("logits"), SamplingParams())
 
 
 @pytest.mark.parametrize("sampling", [WARM, SamplingParams(top_p=0.9), SamplingParams(top_k=50)])

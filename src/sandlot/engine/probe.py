@@ -6,7 +6,7 @@ import math
 import uuid
 from collections.abc import Sequence
 
-from sandlot.engine.base import Engine, SamplingParams
+from sandlot.engine.base import Engine, Generation, SamplingParams
 from sandlot.errors import ConfigError, EngineError, EngineEvidenceError
 
 TEMPERATURE = 0.7
@@ -19,6 +19,9 @@ _SLACK = 0.3
 """What it may move a single one."""
 _MEANINGFUL = 0.05
 """Tokens that were this certain look alike at every temperature."""
+_CURE = (
+    "start vLLM with --logprobs-mode processed_logprobs (its modes of logits are no logprobs), or use another version"
+)
 
 
 async def probe(engine: Engine, sampling: SamplingParams, *, prompt_ids: Sequence[int] = tuple(range(100, 132))) -> str:
@@ -35,7 +38,7 @@ async def probe(engine: Engine, sampling: SamplingParams, *, prompt_ids: Sequenc
     for k in range(_ROUNDS):
         # A different start each time, because an answer may end at its first token.
         prompt = [*prompt_ids[k:], *prompt_ids[:k]]
-        done = await engine.generate(prompt, seed_params, request_id=f"probe-{uuid.uuid4().hex}", session_id="probe")
+        done = await _sampled(engine, prompt, seed_params)
         try:
             scores = await engine.score([*prompt, *done.output_ids])
         except EngineError as error:
@@ -49,12 +52,19 @@ async def probe(engine: Engine, sampling: SamplingParams, *, prompt_ids: Sequenc
     if mode == "wrong":
         raise EngineEvidenceError(
             "the engine's logprobs belong neither to what it samples nor to its model "
-            "(a test of 32 tokens at temperature 0.7, scored again at 1): use another version of it"
+            f"(a test of 32 tokens at temperature 0.7, scored again at 1): {_CURE}"
         )
     require_sampled(mode, sampling)
     if sampling.top_p < 1 or sampling.top_k > 0:
         await _probe_truncation(engine, prompt_ids)
     return mode
+
+
+async def _sampled(engine: Engine, prompt: Sequence[int], sampling: SamplingParams) -> Generation:
+    try:
+        return await engine.generate(prompt, sampling, request_id=f"probe-{uuid.uuid4().hex}", session_id="probe")
+    except EngineEvidenceError as error:
+        raise EngineEvidenceError(f"{error} (a first test of the engine): {_CURE}") from error
 
 
 def _unscored(error: EngineError, sampling: SamplingParams) -> str:
@@ -71,8 +81,7 @@ def _unscored(error: EngineError, sampling: SamplingParams) -> str:
 
 async def _probe_truncation(engine: Engine, prompt_ids: Sequence[int]) -> None:
     """Where one token is left to choose from, it is certain."""
-    only = SamplingParams(top_k=1, max_tokens=_TOKENS)
-    done = await engine.generate(prompt_ids, only, request_id=f"probe-{uuid.uuid4().hex}", session_id="probe")
+    done = await _sampled(engine, prompt_ids, SamplingParams(top_k=1, max_tokens=_TOKENS))
     if min(done.logprobs) < -_NOISE:
         raise ConfigError(
             "the engine gives logprobs from before top-p and top-k, which would make every importance ratio wrong: "
