@@ -12,8 +12,9 @@ from sandlot.trajectory.turn import Turn, ids_hash
 if TYPE_CHECKING:
     from _hashlib import HASH as IdsHash
 
-_BRANCHES = 4
-"""How many branches are kept whole. Others are read from the tree, which costs a few milliseconds."""
+_TOKENS = 1_000_000
+"""Tokens up to which branches are kept whole, about 9 bytes each. Others are read from the tree, which costs a few
+milliseconds."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class _Asked:
 
 
 class Prompts:
-    """Keeps the newest turn of each of the last few branches with the prompt it was sampled from."""
+    """Keeps the newest turn of each of the last branches with the prompt it was sampled from."""
 
     def __init__(self, tree: SessionTree) -> None:
         self._tree = tree
@@ -46,5 +47,6 @@ class Prompts:
         if turn.parent is not None:
             self._asked.pop(turn.parent, None)
         self._asked[turn.id] = _Asked(prompt, hash_)
-        if len(self._asked) > _BRANCHES:
-            del self._asked[next(iter(self._asked))]
+        kept = sum(len(asked.ids) for asked in self._asked.values())
+        while kept > _TOKENS and len(self._asked) > 1:
+            kept -= len(self._asked.pop(next(iter(self._asked))).ids)
