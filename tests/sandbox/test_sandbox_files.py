@@ -317,3 +317,13 @@ def test_no_archive_writes_outside_its_directory(
             assert ".." not in name.split("/")
 
     runner.run(attempt())
+
+
+@on_module_loop
+async def test_names_that_are_no_line(sandbox: LocalSandbox) -> None:
+    names = ["a\nb", "\n", "back\\slash", "%s\n\\n ", "d\nir/e\nf"]
+    await sandbox.exec(["sh", "-c", 'for name; do mkdir -p "$name/in/the/way"; done', "sh", *names[:4]])
+    await sandbox.upload_tar("/workspace", _tar(*((name, name.encode()) for name in names)))
+    for name in names:
+        assert (await sandbox.exec(["cat", "--", name])).stdout == name.encode()
+    assert {name for name, member in (await _download(sandbox, "/workspace")).items() if member.isreg()} == set(names)

@@ -13,7 +13,7 @@ import tarfile
 from collections.abc import Iterator
 from contextlib import suppress
 
-from sandlot.sandbox.jail import files, syscalls
+from sandlot.sandbox.jail import files, syscalls, tree
 from sandlot.sandbox.jail.posix import opened
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -102,8 +102,7 @@ def _unpack_member(
         link = _parts(member.linkname) if member.islnk() else []
         if link == parts:
             return
-        with suppress(FileNotFoundError):
-            os.unlink(name, dir_fd=parent)
+        tree.remove_at(parent, name)
         if member.issym():
             os.symlink(member.linkname, name, dir_fd=parent)
         elif member.islnk():

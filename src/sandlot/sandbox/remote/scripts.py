@@ -112,8 +112,10 @@ _REFUSE_SPECIAL = """
 case $real in /proc/* | /sys/* | /dev/*) exit 45 ;; esac
 """
 
+# With a dot, or the shell would take the line breaks that a name may end with.
 _READ = f"""
-real=$(readlink -f "$1") || {{ [ -L "$1" ] && exit 45; exit 44; }}
+real=$(readlink -f "$1" && printf .) || {{ [ -L "$1" ] && exit 45; exit 44; }}
+real=${{real%?.}}
 {_REFUSE_SPECIAL}
 [ -e "$real" ] || exit 44
 [ -f "$real" ] || exit 45
@@ -125,18 +127,20 @@ _WRITE = f"""
 trap '[ $? = 0 ] || head -c "$1" >/dev/null' EXIT
 path=$2; umask 022
 case $path in */*) mkdir -p "${{path%/*}}/" || exit 1 ;; esac
-real=$(readlink -f "$path") || real=$path
+real=$(readlink -f "$path" && printf .) && real=${{real%?.}} || real=$path
 {_REFUSE_SPECIAL}
 if [ -e "$real" ] && [ ! -f "$real" ]; then exit 45; fi
 : >"$path" || exit 1
 head -c "$1" >"$path" && chmod "$3" "$path"
 """
 
-# $1: directory, $2: bytes of names to come. What is no directory where one must be, or stands in a member's way, goes.
+# $1: directory, $2: bytes of names to come, one a line: `d NAME`, `f NAME`, or with `%` and escapes for line breaks.
+# What is no directory where one must be, or stands in a member's way, goes.
 _CLEAR_WAY = """
 mkdir -p "$1" && cd "$1" || { head -c "$2" >/dev/null; exit 1; }
 head -c "$2" | while IFS= read -r line; do
-    kind=${line%% *}; path=./${line#* }
+    kind=${line%"${line#?}"}; path=./${line#??}
+    case $line in ?%*) path=$(printf '%b.' "$path"); path=${path%.} ;; esac
     if [ -L "$path" ]; then rm -f "$path"
     elif [ "$kind" = d ]; then [ -d "$path" ] || rm -f "$path"
     elif [ -d "$path" ]; then rm -rf "$path"
@@ -187,7 +191,7 @@ def write_file(path: str, size: int, mode: int) -> list[str]:
 
 
 def clear_way(path: str, listing_bytes: int) -> list[str]:
-    """Make a directory ready for an archive whose members come on stdin, as `d NAME` or `f NAME`."""
+    """Make a directory ready for an archive whose members come on stdin, as `tars.checked` lists them."""
     return _script(_CLEAR_WAY, path, str(listing_bytes))
 
 

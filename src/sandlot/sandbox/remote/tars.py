@@ -40,12 +40,15 @@ def checked(data: bytes, uid: int) -> tuple[bytes, bytes]:
                     target.addfile(_clean(name, info, uid), content)
     except (tarfile.TarError, ValueError, OverflowError) as error:
         raise SandboxError(f"not a tar archive: {error}", retryable=False) from error
-    if any("\n" in name for name in names):
-        raise SandboxError(
-            "the archive has a name with a line break, which this backend cannot unpack", retryable=False
-        )
-    listing = "".join(f"{'d' if left[name].isdir() else 'f'} {name}\n" for name in names)
+    listing = "".join(f"{'d' if left[name].isdir() else 'f'}{_listed(name)}\n" for name in names)
     return out.getvalue(), listing.encode("utf-8", "surrogateescape")
+
+
+def _listed(name: str) -> str:
+    """A name on one line of the listing: after a blank as it is, after a `%` as `printf %b` takes it."""
+    if "\n" not in name:
+        return f" {name}"
+    return "%" + name.replace("\\", "\\0134").replace("\n", "\\0012")
 
 
 def _put(left: dict[str, tarfile.TarInfo], member: tarfile.TarInfo) -> None:
