@@ -198,7 +198,7 @@ class TemplateFormat:
             rest = shared if self.tokenizer.controls_in(shared) else rest
         control = self.tokenizer.controls_in(rest)
         if self._always_prompts:  # what comes last may be the generation prompt
-            control = [c for c in control if self._id_of(c) in self._stops]
+            control = [c for c in control if self._id_of(c) in self._stops] or control
         if not control or control[-1] == self.markup.call_close:  # nothing but the call itself is closed
             return "", 0, rest.rstrip()
         return control[-1], control.count(control[-1]), rest
