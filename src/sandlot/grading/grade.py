@@ -17,17 +17,8 @@ from sandlot.grading.opening import opened
 from sandlot.grading.verdict import Verdict
 from sandlot.registry import Registry
 from sandlot.sandbox import SandboxBackend, SandboxSpec
-from sandlot.tasks.task import (
-    CommandGrading,
-    GradingOptions,
-    HarborGrading,
-    PytestGrading,
-    R2EGrading,
-    ScriptGrading,
-    SwebenchGrading,
-    SweProGrading,
-    Task,
-)
+from sandlot.tasks.convert import FORMS
+from sandlot.tasks.task import GradingOptions, Task
 from sandlot.workspace import Patch
 
 GRADERS = Registry(
@@ -44,17 +35,7 @@ GRADERS = Registry(
 )
 """Graders by the name of the grading form. An outside form's class says its name in an attribute `form`."""
 
-_FORMS: dict[type, str] = {
-    PytestGrading: "pytest",
-    CommandGrading: "command",
-    ScriptGrading: "script",
-    SweProGrading: "swepro",
-    SwebenchGrading: "swebench",
-    R2EGrading: "r2e",
-    HarborGrading: "harbor",
-}
-
-
+_FORMS = {kind: name for name, kind in FORMS.items()}
 _PATCH_SHOWN = 256 << 10
 
 
