@@ -58,13 +58,14 @@ class ChatConfig(_Section):
     `family` is a model family, `auto` (the one that writes what the checkpoint's template writes, else the template) or
     `template` (never a family). `thinking` keeps sampled thoughts in the conversation, or leaves them out where the
     template does. `parser` reads answers in place of the format's own; `template` is a file in place of the
-    checkpoint's.
+    checkpoint's; `variables` are what the template is given besides the conversation.
     """
 
     family: str = "auto"
     thinking: Literal["keep", "template"] = "keep"
     parser: str | None = None
     template: Path | None = None
+    variables: dict[str, Any] = {}
 
 
 class EpisodeLimits(_Section):

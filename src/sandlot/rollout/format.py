@@ -18,6 +18,7 @@ def format_of(model_dir: Path, chat: ChatConfig) -> ChatFormat:
     return load_chat_format(
         model_dir,
         template=chat.template,
+        variables=chat.variables,
         thinking=chat.thinking,
         family=None if chat.family == "template" else chat.family,
         parser=chat.parser,
