@@ -65,6 +65,20 @@ async def test_a_call_waits_for_tokens_that_others_may_leave(make_rig: MakeRig) 
     assert rig.session.counters.sampled_tokens < 25
 
 
+async def test_calls_that_name_no_bound_do_not_wait_for_each_other(make_rig: MakeRig) -> None:
+    """Each could fill the context, which the budget would hold but once."""
+    rig = await make_rig(limits=SessionLimits(tokens=200_000))
+    rig.engine.hold = True
+    calls = [rig.session.call(asked(f"question {n}", max_tokens=1_000_000), "toolu_") for n in range(3)]
+    await asyncio.gather(*(call.ready() for call in calls))
+    await at_engine(rig, 2)
+    assert len(rig.engine.prompts) == 2
+    rig.engine.release.set()
+    await asyncio.gather(*(call.result() for call in calls))
+    held = [turn.sampling["max_tokens"] for turn in rig.session.turns]
+    assert held[1] == 200_000 - held[0]
+
+
 async def test_a_call_that_leaves_gives_its_tokens_back(make_rig: MakeRig) -> None:
     rig = await make_rig(limits=SessionLimits(tokens=10))
     rig.engine.hold = True

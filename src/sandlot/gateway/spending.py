@@ -8,6 +8,9 @@ from contextlib import asynccontextmanager
 
 from sandlot.gateway.call import Counters
 
+_AMPLE = 32_768
+"""Tokens with which a call goes ahead that would wait for more: few turns are so long."""
+
 
 class Spending:
     """Holds for each call what it may sample, so that all together never pass the limit. Lives on one event loop.
@@ -23,7 +26,7 @@ class Spending:
 
     @asynccontextmanager
     async def hold(self, wanted: int) -> AsyncIterator[int]:
-        """Hold so many tokens, or all that are left, as soon as others hold none of them; 0 when all are spent."""
+        """Hold so many tokens, or all that are left, as soon as others do not hold them; 0 when all are spent."""
         while (part := self._part(wanted)) is None:
             self._given_back.clear()
             await self._given_back.wait()
@@ -38,5 +41,7 @@ class Spending:
         if self._limit is None:
             return wanted
         left = max(0, self._limit - self._counters.sampled_tokens)
-        part = min(wanted, left)
-        return part if part == 0 or self._held + part <= left else None
+        free = left - self._held
+        if left and free < min(wanted, left, _AMPLE):
+            return None
+        return min(wanted, left, max(0, free))
