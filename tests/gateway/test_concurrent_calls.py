@@ -116,7 +116,7 @@ async def test_the_same_request_while_its_answer_is_recorded_joins_it(make_rig: 
 
     def slow(turn: Any) -> None:
         loop.call_soon_threadsafe(recording.set)
-        go_on.wait()
+        go_on.wait(30)
 
     rig.kept.on_turn = slow
     first = rig.session.call(asked("hi"), "toolu_")
@@ -161,7 +161,7 @@ async def test_a_session_that_is_sealed_while_an_answer_is_recorded_gives_it_to_
 
     def slow(turn: Any) -> None:
         loop.call_soon_threadsafe(recording.set)
-        go_on.wait()
+        go_on.wait(30)
 
     rig.kept.on_turn = slow
     asking = asyncio.create_task(rig.messages(ask("hi")))
