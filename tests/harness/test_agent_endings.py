@@ -100,7 +100,7 @@ def test_ends(harness: Harness, result: ExecResult, kind: FailureKind | None, de
 
 
 DEEP = b'{"type":"result","error":' + b"[" * 200_000
-"""What an agent's command can write to the output of its CLI: a line that no parser takes, and one to search for long."""
+"""What an agent's command can write to the output of its CLI: a line that no parser takes."""
 
 
 @pytest.mark.parametrize("harness", [HARNESSES.get(name)() for name in HARNESSES.names()])
