@@ -542,6 +542,36 @@ async def test_more_messages_than_tokens_fit_are_not_looked_at(
     assert rig.session.counters.stopped_by == stopped_by
 
 
+@pytest.mark.parametrize("where", ["text", "tools", "arguments"])
+async def test_more_text_than_any_tokens_tell_is_not_encoded(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Encoding takes a few hundred times its memory."""
+    monkeypatch.setattr("sandlot.gateway.session._SMALL_TEXT", 1000)
+    rig = await make_rig(max_context=400)
+    huge, body = "word " * 2000, ask("go")
+    if where == "text":
+        body = ask(huge)
+    elif where == "tools":
+        body["tools"] = [{**BASH, "description": huge}]
+    else:
+        call = {"type": "tool_use", "id": "c", "name": "Bash", "input": {"command": [huge]}}
+        body["messages"] += [{"role": "assistant", "content": [call]}, {"role": "user", "content": "on"}]
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.engine.fmt.tokenizer, "_tokenizer", None)
+        status, told = await rig.messages(body)
+    assert (status, told["error"]["message"][:20]) == (400, "prompt is too long: ")
+    assert rig.session.counters.stopped_by == "context"
+
+
+async def test_bytes_that_are_no_text_are_not_taken_for_it(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sandlot.gateway.session._SMALL_TEXT", 1000)
+    rig = await make_rig(max_context=400)
+    source = {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo=" * 2000}
+    content = [{"type": "text", "text": "What is this?"}, {"type": "image", "source": source}]
+    assert (await rig.messages({**ask(), "messages": [{"role": "user", "content": content}]}))[0] == 200
+
+
 @pytest.mark.parametrize("where", ["text", "tools", "arguments", "new"])
 async def test_a_prompt_beyond_any_context_holds_no_other_session_up(
     make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch, where: str

@@ -77,6 +77,7 @@ class Bodies:
     def __init__(self) -> None:
         self._items = _Items()
         self._begun: dict[str, list[_Begun]] = {}
+        self._tools: dict[tuple[str, str], tuple[bytes, History]] = {}  # as they came last, which is nearly always
         self.arriving = Budget(_ARRIVING)
         self.lock = asyncio.Lock()
         """Held while a body is read: one at a time, be it in a thread."""
@@ -146,7 +147,14 @@ class Bodies:
     def _value(self, raw: bytes, key: tuple[str, str]) -> Any:
         if raw[:1] != b"[" or key[1] not in _REMEMBERED:
             return _anything.decode(raw)
-        items = self._items if key[1] in _HISTORIES else _shared
+        if key[1] in _HISTORIES:
+            return self._list(raw, self._items, key)
+        last = self._tools.get(key)
+        if last is None or last[0] != raw:
+            last = self._tools[key] = (raw, self._list(raw, _shared, key))
+        return last[1]
+
+    def _list(self, raw: bytes, items: _Items, key: tuple[str, str]) -> History:
         known = items.of(key)
         found = History()
         for element in _elements.decode(raw):

@@ -19,6 +19,7 @@ from typing import Any
 
 from sandlot.chat.continuity import Continuity, Match
 from sandlot.chat.messages import Message, digest
+from sandlot.chat.roles import untrusted_texts
 from sandlot.engine.base import Generation, SamplingParams
 from sandlot.errors import ContextOverflowError, EngineError, ModelError
 from sandlot.gateway.answering import Taken, take
@@ -37,6 +38,10 @@ from sandlot.trajectory.turn import Turn
 log = logging.getLogger(__name__)
 _SHORT = 8_000
 """Characters of new text up to which it is rendered on the event loop, which is quicker than asking a thread."""
+_DENSE = 16
+"""Characters that a token stands for at most in the mean of a long text; four are usual."""
+_SMALL_TEXT = 1_000_000
+"""Characters that are encoded and counted in any case."""
 _SHORT_ANSWER = 2_000
 """Sampled tokens up to which an answer is parsed on the event loop."""
 _WAITING = 16
@@ -263,8 +268,9 @@ class Session:
 
     async def _commit(self, asked: Asked, generation: Generation) -> Told:
         async with self._recording:  # one at a time: why a turn forks depends on those before it
-            fork = self._continuity.fork(asked.match)
-            return await self._record(replace(asked, match=replace(asked.match, fork=fork)), generation)
+            if (fork := self._continuity.fork(asked.match)) != asked.match.fork:
+                asked = replace(asked, match=replace(asked.match, fork=fork))
+            return await self._record(asked, generation)
 
     async def _record(self, asked: Asked, generation: Generation) -> Told:
         proof = self._prompts.hashed(asked.continued, asked.prompt)
@@ -295,10 +301,16 @@ class Session:
         return take(asked, generation, reply, self.policy, shared, prompt_sha256)
 
     def _match(self, request: ChatRequest) -> Match:
-        """What a request continues. A message is a token at least, and so is a tool: more of them than fit are not even
-        looked at."""
-        if (count := len(request.messages) + len(request.tools)) > (most := self.policy.max_context):
-            raise WireError("context_overflow", str(ContextOverflowError(count, most)))
+        """What a request continues. One that cannot fit is not even looked at: encoding a text takes a few hundred
+        times its memory."""
+        most = self.policy.max_context
+        least = len(request.messages) + len(request.tools)  # a message is a token at least, and so is a tool
+        if request.size > (dense := max(_DENSE * most, _SMALL_TEXT)):
+            texts = untrusted_texts(request.messages, [tool.as_function() for tool in request.tools])
+            if (count := sum(map(len, texts))) > dense:
+                least = count // _DENSE + 1
+        if least > most:
+            raise WireError("context_overflow", str(ContextOverflowError(least, most)))
         return self._continuity.match(request.messages, request.tools)
 
     # -- small parts --------------------------------------------------------------------------------------------
