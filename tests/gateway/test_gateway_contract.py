@@ -620,16 +620,18 @@ async def test_a_session_that_is_sealed_while_its_prompt_is_rendered_samples_not
 ) -> None:
     rig = await make_rig()
     rendering, go_on = asyncio.Event(), asyncio.Event()
-    slow = rig.session._in_thread
+    prompts = rig.session._prompts
+    slow = prompts._in_thread
 
     async def held(function: Any, *args: Any, **size: int) -> Any:
         rendering.set()
         await go_on.wait()
         return await slow(function, *args, **size)
 
-    monkeypatch.setattr(rig.session, "_in_thread", held)
+    monkeypatch.setattr(prompts, "_in_thread", held)
     running = asyncio.create_task(rig.messages(ask("hi")))
-    await rendering.wait()
+    async with asyncio.timeout(30):
+        await rendering.wait()
     sealing = asyncio.create_task(rig.session.seal(5))
     await asyncio.sleep(0.05)
     go_on.set()

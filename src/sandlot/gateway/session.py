@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from sandlot.chat.continuity import Continuity, Match
-from sandlot.chat.messages import Message, digest
+from sandlot.chat.messages import digest
 from sandlot.chat.roles import untrusted_texts
 from sandlot.engine.base import Generation, SamplingParams
 from sandlot.errors import ContextOverflowError, EngineError, ModelError
@@ -31,13 +31,11 @@ from sandlot.gateway.limits import SessionLimits
 from sandlot.gateway.prompts import Prompts
 from sandlot.gateway.spending import Spending
 from sandlot.gateway.wire.base import ChatRequest, Head, Stored, WireError
-from sandlot.ids import Ids, PromptIds, ids_array
+from sandlot.ids import Ids, PromptIds
 from sandlot.trajectory.tree import SessionTree
 from sandlot.trajectory.turn import Turn
 
 log = logging.getLogger(__name__)
-_SHORT = 8_000
-"""Characters of new text up to which it is rendered on the event loop, which is quicker than asking a thread."""
 _DENSE = 16
 """Characters that a token stands for at most in the mean of a long text; four are usual."""
 _SMALL_TEXT = 1_000_000
@@ -82,7 +80,7 @@ class Session:
         self.delivered_turns = Deliveries(self._ledger.delivered)
         self.bodies = Bodies()
         self._continuity = Continuity()
-        self._prompts = Prompts(self.tree)
+        self._prompts = Prompts(policy.format, self.tree, in_thread)
         self._gate = gate
         self._admit = admit
         self._in_thread = in_thread
@@ -95,7 +93,6 @@ class Session:
         self._slots = asyncio.Semaphore(limits.concurrent)
         self._spending = Spending(limits.tokens, self.counters)
         self._recording = asyncio.Lock()
-        self._rendering = asyncio.Lock()
         self._opened_monotonic = time.monotonic()
 
     # -- the agent's side ---------------------------------------------------------------------------------------
@@ -243,28 +240,8 @@ class Session:
 
     async def _prompt(self, match: Match, request: ChatRequest) -> tuple[PromptIds, Ids]:
         """Ids of the whole prompt, and of its part after the continued turn."""
-        fmt = self.policy.format
-        if match.turn is not None and fmt.can_extend:
-            output = self.tree[match.turn].output_ids.tolist()
-            names = self._call_names(match.turn)
-            size = _size(match.new)
-            if any(message.tool_calls for message in match.new):
-                size = max(size, request.size)  # what their arguments hold is not told by their text
-            if size <= _SHORT:
-                tail = fmt.extend(output, names, match.new, request.tools)
-            else:
-                tail = await self._rendered(size, fmt.extend, output, names, match.new, request.tools)
-            if tail is not None:
-                new = ids_array(tail)
-                return self._prompts.continued(match.turn, new), new
-        size = max(_size(request.messages), request.size)
-        whole: PromptIds = await self._rendered(size, lambda: PromptIds.of(fmt.render(request.messages, request.tools)))
-        return whole, whole.array
-
-    async def _rendered(self, size: int, render: Callable[..., Any], *args: Any) -> Any:
-        """What `render` gives, off the event loop; one at a time, so that other sessions have their turn between."""
-        async with self._rendering:
-            return await self._in_thread(render, *args, size=size)
+        calls = self._continuity.told(match.turn).tool_calls if match.turn is not None else ()
+        return await self._prompts.of(match, request, [call.name for call in calls])
 
     async def _commit(self, asked: Asked, generation: Generation) -> Told:
         async with self._recording:  # one at a time: why a turn forks depends on those before it
@@ -363,10 +340,6 @@ class Session:
         caps = (request.max_tokens, self.policy.sampling.max_tokens)
         return min([room, *(max(1, cap) for cap in caps if cap is not None)])
 
-    def _call_names(self, turn_id: str) -> list[str]:
-        told = self._continuity.told(turn_id)
-        return [c.name for c in told.tool_calls]
-
     def _count(self, turn: Turn) -> None:
         counters = self.counters
         counters.turns += 1
@@ -375,11 +348,6 @@ class Session:
         counters.engine_error = ""
         for status in turn.parse:
             counters.calls[status] = counters.calls.get(status, 0) + 1
-
-
-def _size(messages: Sequence[Message]) -> int:
-    """Characters that they tell."""
-    return sum(len(message.text) for message in messages)
 
 
 def _nothing() -> None: ...
