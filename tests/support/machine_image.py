@@ -11,7 +11,7 @@ import tarfile
 from functools import cache
 from pathlib import Path
 
-from sandlot.grading.runtime import interpreter
+from sandlot.sandbox.host_python import host_python
 
 PROGRAMS = (
     "sh", "bash", "env", "cat", "cp", "mv", "rm", "ln", "ls", "mkdir", "mktemp", "chmod", "chown", "touch",
@@ -31,7 +31,7 @@ def machine_layer() -> bytes:
         for name in ("bin", "sbin", "lib", "lib64"):
             if (link := Path("/", name)).is_symlink():
                 _link(tar, name, os.readlink(link))
-        python = Path(interpreter()).resolve()
+        python = Path(host_python()).resolve()
         stdlib = Path(_said(str(python), "-c", "import sysconfig; print(sysconfig.get_path('stdlib'))"))
         git_core = Path(_said("git", "--exec-path"))
         programs = {found for name in PROGRAMS if (found := shutil.which(name, path="/usr/bin:/bin"))}
@@ -52,7 +52,7 @@ def machine_layer() -> bytes:
 
 def environment(tar: tarfile.TarFile, place: str, packages: Path) -> None:
     """A virtual environment at `place` of the image, with the packages of a directory."""
-    python = Path(interpreter()).resolve()
+    python = Path(host_python()).resolve()
     version = _said(str(python), "-c", "import sys; print('python%d.%d' % sys.version_info[:2])")
     config = f"home = {python.parent}\ninclude-system-site-packages = false\n".encode()
     info = tarfile.TarInfo(f"{place}/pyvenv.cfg")

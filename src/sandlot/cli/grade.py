@@ -10,7 +10,7 @@ import typer
 from pydantic import ValidationError
 from rich.table import Table
 
-from sandlot.cli.common import JsonFlag, SandboxOptions, answer, print_json, sandbox_options
+from sandlot.cli.common import JsonFlag, SandboxOptions, answer, console, print_json, sandbox_options
 from sandlot.cli.grading import (
     Countercheck,
     Credit,
@@ -90,7 +90,8 @@ def command(
         answer.print(_table("task" if patch else "episode", told))
     if changed := [job.name for job, verdict in told if job.before not in (None, verdict.reward)]:
         names = literal(", ".join(changed))
-        answer.print(f"[red]{len(changed)} verdicts changed:[/] {names}", highlight=False, soft_wrap=True)
+        said = console if as_json else answer
+        said.print(f"[red]{len(changed)} verdicts changed:[/] {names}", highlight=False, soft_wrap=True)
         raise typer.Exit(1)
 
 
