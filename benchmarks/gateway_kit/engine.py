@@ -45,6 +45,8 @@ class FakeEngine:
             return self._told
         if path.endswith(b"server_info"):
             return self._server
+        if not path.endswith(b"/generate"):
+            return b"{}"
         start = body.index(b"[", body.index(b'"input_ids"'))
         tokens = body.count(b",", start, body.index(b"]", start)) + 1
         first, second = self._answers[self._served % len(self._answers)]

@@ -57,7 +57,7 @@ class PromptIds(Sequence[int]):
     def __init__(self, array: Ids, spelt: tuple[bytes, ...] | None = None) -> None:
         self.array = array
         self.spelt = (_spelt(array.tolist()),) if spelt is None else spelt
-        """The ids in JSON without the brackets around them, in stretches with a comma between them."""
+        """The ids in JSON without the brackets around them, in stretches that stand one after the other."""
 
     @classmethod
     def of(cls, ids: Sequence[int]) -> PromptIds:
@@ -73,8 +73,11 @@ class PromptIds(Sequence[int]):
 
     def followed_by(self, *more: Ids) -> PromptIds:
         """These ids and then those."""
-        spelt = [*self.spelt, *(_spelt(ids.tolist()) for ids in more)]
-        return PromptIds(np.concatenate([self.array, *more]), tuple(filter(None, spelt)))
+        spelt = self.spelt if len(self) else ()
+        for ids in more:
+            if len(ids):
+                spelt += ((b"," if spelt else b"") + _spelt(ids.tolist()),)
+        return PromptIds(np.concatenate([self.array, *more]), spelt)
 
     def __len__(self) -> int:
         return len(self.array)

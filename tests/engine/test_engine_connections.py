@@ -35,7 +35,8 @@ BOTH = pytest.mark.parametrize("kind", [VllmEngine, SglangEngine])
 
 
 class Server:
-    """Answers both kinds of requests; `hold` makes it wait, `silent` keeps it from answering anything."""
+    """Answers both kinds of requests; `hold` makes it wait, `silent` keeps it from answering anything, `breaks` has it
+    close the connection of a ping."""
 
     def __init__(self) -> None:
         self.hold: asyncio.Event | None = None
@@ -44,12 +45,15 @@ class Server:
         self.versions = "v"
         self.aborted: list[str] = []
         self.pings = asyncio.Queue[None]()
+        self.breaks = False
 
     async def answer(self, request: web.Request) -> web.Response:
         if self.silent is not None:
             await self.silent.wait()
         if request.path == "/ping":
             self.pings.put_nowait(None)
+            if self.breaks and request.transport is not None:
+                request.transport.close()
             return web.Response(status=404)
         body = await request.json()
         if "abort" in request.path:
@@ -116,10 +120,12 @@ async def test_a_call_ends_when_its_server_hangs_and_goes_on_elsewhere(kind: typ
 
 
 @BOTH
+@pytest.mark.parametrize("breaks", [False, True])
 async def test_a_slow_call_is_waited_for_while_its_server_answers_anything(
-    kind: type[EngineClient], make: Make
+    kind: type[EngineClient], make: Make, breaks: bool
 ) -> None:
     slow = Server()
+    slow.breaks = breaks
     slow.hold = asyncio.Event()
     async with slow.running() as url:
         call = asyncio.ensure_future(ask(make(kind, url, watch_s=0.2)))

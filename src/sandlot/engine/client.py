@@ -122,8 +122,14 @@ class EngineClient:
         return raw
 
     async def _ping(self) -> None:
-        # Not /health, for which SGLang samples. Any answer counts, also that there is no such path.
-        await self.request("GET", "/ping", None, {}, self._ping_timeout)
+        # Not /health, for which SGLang samples. Any answer counts, also that there is no such path. Where connections
+        # are refused or broken, those of the calls that wait break by themselves.
+        try:
+            await self._send("GET", "/ping", None, {}, self._ping_timeout)
+        except TimeoutError as e:
+            raise EngineError(f"{self.base_url} did not answer in time") from e
+        except aiohttp.ClientError:
+            return
 
     async def json(self, method: str, path: str) -> Any:
         status, raw = await self.request(method, path, None, {}, SHORT)
@@ -225,8 +231,7 @@ def named(versions: Sequence[VersionSpan]) -> tuple[VersionSpan, ...]:
 def with_ids(body: dict[str, Any], field: str, ids: Sequence[int]) -> bytes:
     """A request body in JSON, the ids in its last field."""
     head = msgspec.json.encode(body)[:-1]
-    spelt = b",".join(PromptIds.of(ids).spelt)
-    return b"".join([head, b"," if body else b"", msgspec.json.encode(field), b":[", spelt, b"]}"])
+    return b"".join([head, b"," if body else b"", msgspec.json.encode(field), b":[", *PromptIds.of(ids).spelt, b"]}"])
 
 
 def _socket(address: tuple[Any, ...]) -> socket.socket:
