@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -14,11 +14,11 @@ from sandlot.chat.family_check import continuation, difference, spoof
 from sandlot.chat.family_names import candidates
 from sandlot.chat.forgetting import forgets_at
 from sandlot.chat.forms import FORMS
-from sandlot.chat.messages import Message, Tool
+from sandlot.chat.messages import Message
 from sandlot.chat.named_templates import ByTools, template_for_tools
 from sandlot.chat.probe import find_traits, self_check
 from sandlot.chat.reading_check import check_reading, unread_call
-from sandlot.chat.rendering import render_text
+from sandlot.chat.rendering import Rendering
 from sandlot.chat.roles import Traits
 from sandlot.chat.template import ChatTemplate, load_template, special_tokens
 from sandlot.chat.template_format import TemplateFormat, markup_of
@@ -123,11 +123,7 @@ class _Checkpoint:
             return self._own
         compiled = self._compiled()
         form = markup_of(self.tokenizer, compiled.source, self.form).form
-
-        def plain(messages: Sequence[Message], tools: Sequence[Tool]) -> str:
-            return render_text(self.tokenizer, compiled, Traits(), messages, tools, True)
-
-        traits = find_traits(self.name, plain, native_ids=form == "kimi")
+        traits = find_traits(self.name, Rendering(self.tokenizer, compiled, Traits()).text, native_ids=form == "kimi")
         self._own = TemplateFormat(self.name, self.tokenizer, compiled, traits, self.stops, form)
         return self._own
 

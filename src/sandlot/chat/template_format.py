@@ -17,7 +17,7 @@ from sandlot.chat.forms import detect_form
 from sandlot.chat.markup import CALL_PAIRS, THINK_PAIRS, Markup, skip_blanks
 from sandlot.chat.messages import Message, Reply, Tool, ToolCall
 from sandlot.chat.native_ids import answer_with_sampled_ids, with_native_ids
-from sandlot.chat.rendering import render_prompt, render_text
+from sandlot.chat.rendering import Rendering
 from sandlot.chat.replies import ReplyReader
 from sandlot.chat.roles import Traits, conform, untrusted_texts
 from sandlot.chat.template import ChatTemplate, TemplateError
@@ -70,7 +70,7 @@ class TemplateFormat:
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> PromptIds:
         """Ids of the whole prompt, ending with the generation prompt."""
-        return render_prompt(self.tokenizer, self.template, self.traits, self._native(messages), tools)
+        return self._rendering.prompt(self._native(messages), tools)
 
     def extend(
         self,
@@ -121,11 +121,15 @@ class TemplateFormat:
         """Whether the generation prompt opens a thought and leaves it open."""
         return self.replies.thought_open(prompt_ids)
 
+    @property
+    def _rendering(self) -> Rendering:
+        return Rendering(self.tokenizer, self.template, self.traits)
+
     def _native(self, messages: Sequence[Message]) -> Sequence[Message]:
         return with_native_ids(messages) if self.traits.native_ids else messages
 
     def _text(self, messages: Sequence[Message], tools: Sequence[Tool], generation_prompt: bool = True) -> str:
-        return render_text(self.tokenizer, self.template, self.traits, messages, tools, generation_prompt)
+        return self._rendering.text(messages, tools, generation_prompt=generation_prompt)
 
     def without_thoughts(self, text: str) -> str:
         """A rendered text without the thoughts in it."""
