@@ -33,6 +33,18 @@ async def at_engine(rig: Rig, calls: int) -> None:
         await rig.engine.asked.wait()
 
 
+def held(rig: Rig) -> tuple[asyncio.Event, threading.Event]:
+    """Has turns wait while they are recorded: set when one does, and what to set so that they go on."""
+    recording, go_on, loop = asyncio.Event(), threading.Event(), asyncio.get_running_loop()
+
+    def wait(turn: Any) -> None:
+        loop.call_soon_threadsafe(recording.set)
+        go_on.wait(30)
+
+    rig.kept.on_turn = wait
+    return recording, go_on
+
+
 @pytest.mark.parametrize("limit", [10, 25, 100])
 async def test_calls_in_flight_never_sample_beyond_the_budget(make_rig: MakeRig, limit: int) -> None:
     """Each may be answered with 9 tokens at most and takes 6 of them; the one that takes the rest may be cut."""
@@ -112,13 +124,7 @@ async def test_of_calls_at_once_the_later_ones_are_told_as_forks(make_rig: MakeR
 async def test_the_same_request_while_its_answer_is_recorded_joins_it(make_rig: MakeRig) -> None:
     """Its client went when all was sampled: that is kept, and given to who asks again."""
     rig = await make_rig()
-    recording, go_on, loop = asyncio.Event(), threading.Event(), asyncio.get_running_loop()
-
-    def slow(turn: Any) -> None:
-        loop.call_soon_threadsafe(recording.set)
-        go_on.wait(30)
-
-    rig.kept.on_turn = slow
+    recording, go_on = held(rig)
     first = rig.session.call(asked("hi"), "toolu_")
     with first:
         await recording.wait()
@@ -157,13 +163,7 @@ async def test_a_history_means_the_same_when_another_answer_fits_it_better(make_
 async def test_a_session_that_is_sealed_while_an_answer_is_recorded_gives_it_to_nobody(make_rig: MakeRig) -> None:
     """What was sampled stays in the record, as a turn that no client had."""
     rig = await make_rig()
-    recording, go_on, loop = asyncio.Event(), threading.Event(), asyncio.get_running_loop()
-
-    def slow(turn: Any) -> None:
-        loop.call_soon_threadsafe(recording.set)
-        go_on.wait(30)
-
-    rig.kept.on_turn = slow
+    recording, go_on = held(rig)
     asking = asyncio.create_task(rig.messages(ask("hi")))
     await recording.wait()
     finishing = asyncio.create_task(rig.gateway.finish(rig.session.id))

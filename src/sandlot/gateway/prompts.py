@@ -40,6 +40,7 @@ class Prompts:
         self._in_thread = in_thread
         self._rendering = asyncio.Lock()
         self._asked: dict[str, _Asked] = {}
+        self._kept = 0
 
     async def of(self, match: Match, request: ChatRequest, call_names: Sequence[str]) -> tuple[PromptIds, Ids]:
         """Ids of the whole prompt, and of its part after the continued turn, whose calls have these names."""
@@ -79,12 +80,15 @@ class Prompts:
 
     def keep(self, turn: Turn, prompt: PromptIds, hash_: IdsHash) -> None:
         """Remember what a turn was sampled from, instead of what its parent was."""
-        if turn.parent is not None:
-            self._asked.pop(turn.parent, None)
+        if turn.parent in self._asked:
+            self._forget(turn.parent)
         self._asked[turn.id] = _Asked(prompt, hash_)
-        kept = sum(len(asked.ids) for asked in self._asked.values())
-        while kept > _TOKENS and len(self._asked) > 1:
-            kept -= len(self._asked.pop(next(iter(self._asked))).ids)
+        self._kept += len(prompt)
+        while self._kept > _TOKENS and len(self._asked) > 1:
+            self._forget(next(iter(self._asked)))
+
+    def _forget(self, turn_id: str) -> None:
+        self._kept -= len(self._asked.pop(turn_id).ids)
 
 
 def _size(messages: Sequence[Message]) -> int:

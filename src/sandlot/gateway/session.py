@@ -278,8 +278,8 @@ class Session:
         return take(asked, generation, reply, self.policy, shared, prompt_sha256)
 
     def _match(self, request: ChatRequest) -> Match:
-        """What a request continues. One that cannot fit is not even looked at: encoding a text takes a few hundred
-        times its memory."""
+        """What a request continues. One that cannot fit is refused before it is encoded, which takes a few hundred
+        times its memory: a text by its characters, of which `_DENSE` are then told as one token."""
         most = self.policy.max_context
         least = len(request.messages) + len(request.tools)  # a message is a token at least, and so is a tool
         if request.size > (dense := max(_DENSE * most, _SMALL_TEXT)):
