@@ -82,7 +82,7 @@ async def test_neighbours_do_not_meet(backend: SandboxBackend) -> None:
         await one.exec("echo 1 >mine; echo 1 >/tmp/mine")
         other_sleeps = await other.spawn("sleep 92.5")
         assert (await other.exec("ls mine /tmp/mine 2>/dev/null")).stdout == b""
-        seen = await one.exec("ps axww | grep -v grep | grep -c 92.5; kill -9 -1 2>/dev/null; true")
+        seen = await one.exec("ps axww | grep -v grep | grep -c 'sleep 92[.]5'; kill -9 -1 2>/dev/null; true")
         assert seen.stdout.strip() in (b"0", b"")
         assert other_sleeps.running
         await other_sleeps.kill()
