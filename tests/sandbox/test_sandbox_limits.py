@@ -99,8 +99,8 @@ async def test_wall_clock(backend: LocalBackend) -> None:
     sandbox = await backend.create(SandboxSpec(limits=Limits(wall_clock=0.8)))
     started = time.monotonic()
     with pytest.raises(SandboxLostError, match="wall clock"):
-        await sandbox.exec(["sleep", "60"], timeout=None)
-    assert time.monotonic() - started < 5
+        await sandbox.exec(["sleep", "90"], timeout=None)
+    assert time.monotonic() - started < 30
     with pytest.raises(SandboxLostError, match="wall clock"):
         await sandbox.read_file("/etc/hostname")
     await sandbox.kill()

@@ -1,6 +1,6 @@
 """Keeps a local backend busy until it is killed: `python end_run.py DIRECTORY` forks `owners` that boot without end.
 
-Prints the process number of each owner; the marker of their commands is the sleep of 94.5 seconds.
+Prints the process number of each owner; the marker of their commands is the sleep of 194.5 seconds.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ async def own(directory: Path) -> None:
     async def life() -> None:
         while True:
             first = await backend.create(SandboxSpec())
-            await first.spawn("setsid sleep 94.5 & sleep 94.5")
+            await first.spawn("setsid sleep 194.5 & sleep 194.5")
             await first.exec("touch x")
             frozen = await first.snapshot()
             async with await backend.create(SandboxSpec(snapshot=frozen)) as second:
-                await second.exec("ls x; sleep 94.5 &")
+                await second.exec("ls x; sleep 194.5 &")
             await frozen.discard()
 
     await asyncio.gather(*(life() for _ in range(2)))
