@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +18,8 @@ from sandlot.rollout.run import _run_all
 from sandlot.tasks import Task
 from sandlot.trajectory.journal import read_journal
 from sandlot.trajectory.rundir import EpisodeState
-from support.policy import call_text
+from support.passing import passes
+from support.policy import ToldEngine, call_text
 from support.runner import MakeRunner
 
 pytestmark = pytest.mark.slow
@@ -107,6 +110,58 @@ async def test_an_agent_that_runs_on_is_killed_before_its_diff_is_taken(make_run
     assert b"clock.txt" in patch
 
 
+async def started(runner: EpisodeRunner, spec: Episode, ready: Callable[[Session], bool]) -> tuple[Any, Session]:
+    """The episode under way, and its session once it is `ready`."""
+    running = asyncio.create_task(runner(spec))
+    async with asyncio.timeout(60):
+        while not any(ready(session) for session in runner.gateway.sessions.values()):
+            assert not running.done()
+            await asyncio.sleep(0.01)
+    (session,) = runner.gateway.sessions.values()
+    return running, session
+
+
+async def test_the_end_of_its_time_ends_a_call_and_what_was_done_is_graded(make_runner: MakeRunner, task: Task) -> None:
+    said = solving(task)
+
+    def say(prompt: list[int], number: int) -> str:
+        engine.hold = number == 0  # the call after the first turn stays at the engine
+        return said[number]
+
+    runner = await make_runner(say, limits={"wall_clock": 1000.0})
+    engine = runner.gateway._engine._engine
+    assert isinstance(engine, ToldEngine)
+    running, session = await started(runner, Episode(task, "tiny", 0), lambda _: len(engine.prompts) == 2)
+    passes(session.clock, 1000.0)
+    result = await running
+    assert (result.state, result.failure, result.turns) == ("solved", FailureKind.BUDGET, 1)
+    assert "wall clock (1000 s)" in result.detail
+    assert engine.aborted == result.samples == 1
+    assert audit_run(runner.run).violations == []
+
+
+@pytest.mark.parametrize("ends", [True, False])
+async def test_a_paused_engine_costs_the_agent_no_time(make_runner: MakeRunner, task: Task, ends: bool) -> None:
+    said = solving(task)
+    runner = await make_runner(lambda prompt, number: said[number], limits={"wall_clock": 1000.0})
+    await runner.gateway.pause()
+    running, session = await started(runner, Episode(task, "tiny", 0), lambda session: session.clock._held > 0)
+    if ends:
+        passes(session.clock, 999.0)
+        runner.gateway.resume()
+        result = await running
+        assert (result.state, result.failure, result.turns) == ("solved", None, 3)
+    else:
+        passes(session.clock, 2000.0)
+        result = await running
+        assert (result.failure, result.reward, result.samples) == (FailureKind.INFRA_ERROR, None, 0)
+        assert "did not serve" in result.detail
+        runner.gateway.resume()
+    row = runner.run.result(result.episode_id)
+    assert row is not None
+    assert row["metadata"]["unserved_seconds"] >= 999.0
+
+
 async def test_an_engine_that_dies_is_nobodys_zero(make_runner: MakeRunner, task: Task) -> None:
     def say(prompt: list[int], number: int) -> str | BaseException:
         return bash("ls") if number == 0 else EngineError("the engine is down")
@@ -192,4 +247,4 @@ async def test_a_run_that_only_loses_episodes_stops_and_says_why(make_runner: Ma
     runner = await make_runner(lambda prompt, number: EngineError("no such model here"), concurrency=4)
     with pytest.raises(SandlotError, match=r"lost to infrastructure.*no such model here"):
         await _run_all(runner, [Episode(task, "tiny", n) for n in range(20)])
-    assert len(runner.run.results()) < 20
+    assert len(list(runner.run.results())) < 20

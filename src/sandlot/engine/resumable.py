@@ -8,7 +8,8 @@ part's evidence was checked when it arrived. An abort that nobody here asked for
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Literal
 
@@ -23,11 +24,17 @@ _AGAIN_S = 0.5
 
 
 class ResumableEngine:
-    """Wraps an engine. `weight_version` is what parts are marked with where the engine names no version."""
+    """Wraps an engine. `weight_version` is what parts are marked with where the engine names no version.
 
-    def __init__(self, engine: Engine) -> None:
+    `held` is entered for a session while a call of it is held back.
+    """
+
+    def __init__(
+        self, engine: Engine, held: Callable[[str], AbstractContextManager[None]] = lambda session_id: nullcontext()
+    ) -> None:
         self.weight_version = "0"
         self._engine = engine
+        self._held = held
         self._open = asyncio.Event()
         self._open.set()
         self._idle = asyncio.Event()
@@ -92,7 +99,8 @@ class ResumableEngine:
         kept: list[int] = []
         while True:
             while not self._open.is_set():
-                await self._open.wait()
+                with self._held(session_id):
+                    await self._open.wait()
             name = f"{request_id}~{len(parts)}" if parts else request_id
             try:
                 ids = [*prompt_ids, *kept] if kept else prompt_ids

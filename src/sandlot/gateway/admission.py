@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Collection, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 
 from sandlot.errors import ConfigError
 from sandlot.gateway.wire import WireError
+
+Held = Callable[[], AbstractContextManager[None]]
+"""What is entered around a wait."""
 
 
 def check_room(session_id: str, sessions: Collection[str], limit: int) -> None:
@@ -47,14 +50,15 @@ class Budget:
             self._give(part)
 
     @asynccontextmanager
-    async def wait(self, part: int) -> AsyncIterator[None]:
-        """Hold `part` as soon as it fits, first come first served."""
+    async def wait(self, part: int, held: Held = nullcontext) -> AsyncIterator[None]:
+        """Hold `part` as soon as it fits, first come first served; `held` is entered where that takes time."""
         if self._queue or not self._fits(part):
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             entry = (part, turn)
             self._queue.append(entry)
             try:
-                await turn
+                with held():
+                    await turn
             except asyncio.CancelledError:
                 if turn.done() and not turn.cancelled():
                     self._give(part)  # it was granted in the moment its waiter left

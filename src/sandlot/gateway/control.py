@@ -182,6 +182,7 @@ def session_state(session: Session) -> dict[str, Any]:
         "forks": [{"turn": turn, "reason": reason} for turn, reason in session.forks],
         "stopped_by": counters.stopped_by,
         "engine_error": counters.engine_error,
+        "unserved_seconds": round(session.clock.stood, 3),
         "metadata": session.metadata,
     }
 

@@ -96,7 +96,7 @@ class Gateway:
         worker: int | None = None,
         lost: Collection[bytes] = (),
     ) -> None:
-        self._engine = ResumableEngine(policy.engine)
+        self._engine = ResumableEngine(policy.engine, lambda session_id: self.sessions[session_id].clock.held())
         self.policy = replace(policy, engine=self._engine)
         self.limits = limits or GatewayLimits()
         self.session_limits = session_limits or SessionLimits()

@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class SessionLimits:
-    """Upper bounds of one session; None is no bound. `wall_clock` in seconds since the session was opened.
+    """Upper bounds of one session; None is no bound.
 
+    `wall_clock` in seconds since the session was opened, or its `clock` began again; it stands still, for as long again
+    at most, while the engine's side is paused or fails.
     `tokens` counts sampled tokens; a call waits while others in flight may still need those that are left.
     `concurrent` calls beyond it wait for their turn, up to 16 times as many. `body_bytes` of one request lowers the
     gateway's own bound.

@@ -22,9 +22,11 @@ from sandlot.chat.messages import digest
 from sandlot.chat.roles import untrusted_texts
 from sandlot.engine.base import Generation, SamplingParams
 from sandlot.errors import ContextOverflowError, EngineError, ModelError
+from sandlot.gateway.admission import Held
 from sandlot.gateway.answering import Taken, take
 from sandlot.gateway.bodies import Bodies
 from sandlot.gateway.call import Asked, Call, Counters, Policy, Recorder, Told
+from sandlot.gateway.clock import Clock, OutOfTimeError
 from sandlot.gateway.deliveries import Deliveries
 from sandlot.gateway.ledger import Ledger
 from sandlot.gateway.limits import SessionLimits
@@ -61,7 +63,7 @@ class Session:
         limits: SessionLimits,
         metadata: Mapping[str, Any] | None = None,
         gate: Callable[[], AbstractAsyncContextManager[str]],
-        admit: Callable[[int], AbstractAsyncContextManager[None]],
+        admit: Callable[[int, Held], AbstractAsyncContextManager[None]],
         in_thread: Callable[..., Awaitable[Any]],
         in_writer: Callable[..., Awaitable[Any]] | None = None,
         retry_delays: Sequence[float] = (),
@@ -93,7 +95,7 @@ class Session:
         self._slots = asyncio.Semaphore(limits.concurrent)
         self._spending = Spending(limits.tokens, self.counters)
         self._recording = asyncio.Lock()
-        self._opened_monotonic = time.monotonic()
+        self.clock = Clock(limits.wall_clock)
 
     # -- the agent's side ---------------------------------------------------------------------------------------
 
@@ -165,6 +167,10 @@ class Session:
         """All turns in the order they were recorded, each with whether it was delivered."""
         return [replace(turn, delivered=turn.id in self.delivered_turns) for turn in self.turns]
 
+    def in_time(self) -> AbstractAsyncContextManager[None]:
+        """Around what ends with the session's time, by `OutOfTimeError`."""
+        return self.clock.within(self._out_of_time)
+
     @property
     def sampling(self) -> int:
         """Calls that are at the engine or being recorded right now."""
@@ -188,8 +194,8 @@ class Session:
                 self._check_limits()
                 self._claimed += 1  # from here on this call counts against the limit of turns
                 try:
-                    async with self._admit(len(prompt)), self._gate() as version:
-                        sampling = self.policy.sampling.capped(most)
+                    sampling = self.policy.sampling.capped(most)
+                    async with self.in_time(), self._admit(len(prompt), self.clock.held), self._gate() as version:
                         generation = await self._generate(prompt, sampling, call.head.id)
                     asked = Asked(request, match, identity, call_prefix, call.head, prompt, new_ids, sampling, version)
                     call.kept = True
@@ -216,6 +222,8 @@ class Session:
             self.counters.engine_error = str(error)
             await self.note("engine_error", error=str(error), retryable=error.retryable)
             raise WireError("overloaded" if error.retryable else "invalid_request", str(error)) from error
+        except OutOfTimeError:
+            raise _spent(self._wall_clock) from None
         except WireError:
             raise
         except ModelError as error:  # the model's chat template refuses this conversation
@@ -228,10 +236,15 @@ class Session:
 
     async def _generate(self, prompt: PromptIds, sampling: SamplingParams, request_id: str) -> Generation:
         """Ask the engine; a failure that may pass is tried again here, since agents give up after seconds."""
+        engine = self.policy.engine
         for delay in (*self._retry_delays, None):
+            began = time.monotonic()
             try:
-                return await self.policy.engine.generate(prompt, sampling, request_id=request_id, session_id=self.id)
+                generation = await engine.generate(prompt, sampling, request_id=request_id, session_id=self.id)
+                self.clock.served()
+                return generation
             except EngineError as error:
+                self.clock.failed(began)
                 if delay is None or not error.retryable:
                     raise
                 await self.note("engine_retry", error=str(error), delay=delay)
@@ -329,11 +342,21 @@ class Session:
             spent = f"turns ({limits.turns})"
         elif limits.tokens is not None and counters.sampled_tokens >= limits.tokens:
             spent = f"sampled tokens ({limits.tokens})"
-        elif limits.wall_clock is not None and time.monotonic() - self._opened_monotonic >= limits.wall_clock:
-            spent = f"wall clock ({limits.wall_clock:g} s)"
+        elif self.clock.left <= 0:
+            spent = self._wall_clock
         if spent:
             counters.stopped_by = spent
-            raise WireError("budget", f"the budget of this session is spent: {spent}; finish now, do not retry")
+            raise _spent(spent)
+
+    def _out_of_time(self) -> None:
+        if self._claimed:
+            self.counters.stopped_by = self._wall_clock
+        if self.clock.worn:
+            self.counters.engine_error = f"it did not serve this session for {self.clock.stood:.0f} s"
+
+    @property
+    def _wall_clock(self) -> str:
+        return f"wall clock ({self.limits.wall_clock:g} s)"
 
     def _most(self, request: ChatRequest, room: int) -> int:
         """How many tokens a request may be answered with at most."""
@@ -348,6 +371,10 @@ class Session:
         counters.engine_error = ""
         for status in turn.parse:
             counters.calls[status] = counters.calls.get(status, 0) + 1
+
+
+def _spent(what: str) -> WireError:
+    return WireError("budget", f"the budget of this session is spent: {what}; finish now, do not retry")
 
 
 def _nothing() -> None: ...

@@ -13,6 +13,7 @@ from typing import Any
 from sandlot.config import RunConfig
 from sandlot.errors import CaptureError, FailureKind, SandlotError
 from sandlot.gateway import Gateway, Session, SessionLimits
+from sandlot.gateway.clock import OutOfTimeError
 from sandlot.grading import Verdict, grade
 from sandlot.grading.runtime import runtime_env, runtime_layers
 from sandlot.harness import Endpoint, Harness
@@ -167,6 +168,7 @@ class EpisodeRunner:
         finally:
             ended.facts["stopped_by"] = opened.session.counters.stopped_by
             ended.facts["calls"] = dict(opened.session.counters.calls)
+            ended.facts["unserved_seconds"] = round(opened.session.clock.stood, 3)
             await self.gateway.delete(session_id)
 
     async def _agent(self, spec: Episode, sandbox: Sandbox, session: Session, api_key: str) -> ExecResult:
@@ -184,10 +186,15 @@ class EpisodeRunner:
             await harness.configure(sandbox, endpoint)
             prompt = PROMPT.format(statement=spec.task.statement.strip(), workdir=spec.task.workdir)
             command = harness.command(prompt, endpoint)
+            session.clock.begin()  # what came before is none of its doing
             process = await sandbox.spawn(
                 command.argv, cwd=command.cwd or spec.task.workdir, env=command.env, stdin=command.stdin
             )
-            return await process.wait(self.config.limits.wall_clock or spec.task.limits.wall_clock)
+            try:
+                async with session.in_time():
+                    return await process.wait()
+            except OutOfTimeError:
+                return await process.wait(0)
         finally:
             await session.seal(self.gateway.limits.drain)
             await self.gateway.stop_serving(served)
