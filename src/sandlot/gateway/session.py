@@ -279,7 +279,9 @@ class Session:
         self._count(turn)
         self._told[asked.identity] = taken.told
         if (before := asked.request.stored) is not None:
-            self._stored[asked.head.id] = Stored((*before, taken.message), asked.request.found)
+            request = asked.request
+            kept = Stored((*before, taken.message), request.found, request.tools, request.deferred)
+            self._stored[asked.head.id] = kept
         return taken.told
 
     def _take(self, asked: Asked, generation: Generation, prompt_sha256: str) -> Taken:

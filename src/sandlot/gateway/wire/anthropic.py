@@ -3,6 +3,9 @@
 Canonical form: one message becomes its tool results, in call order, then its text. A system message stands where it
 is sent, also in the midst of `messages`. Only the telemetry line at the very top of the system prompt is left out: it
 differs from conversation to conversation and says nothing to the model.
+
+A request may keep its conversation here (`thread`), for the next one to go on from its answer by `previous_message_id`
+with new messages alone; system prompt and tools are then those that the conversation began with.
 """
 
 from __future__ import annotations
@@ -13,7 +16,17 @@ from typing import Any
 
 from sandlot.chat.messages import Message, ParsedCall, Tool, ToolCall
 from sandlot.gateway.wire.anthropic_tools import VENDORS_SEARCH, known_tool
-from sandlot.gateway.wire.base import Answer, ChatRequest, ErrorKind, Head, Recall, WireError, nothing_stored
+from sandlot.gateway.wire.base import (
+    Answer,
+    ChatRequest,
+    Deferred,
+    ErrorKind,
+    Head,
+    Recall,
+    Stored,
+    WireError,
+    nothing_stored,
+)
 from sandlot.gateway.wire.canon import (
     block_text,
     blocks_of,
@@ -33,8 +46,6 @@ from sandlot.gateway.wire.canon import (
 from sandlot.gateway.wire.framing import arguments_object, arguments_text, encode, event, sent, told_tools
 from sandlot.gateway.wire.transcript import Found, Result, Step, Transcript, made_of
 
-Deferred = Mapping[str, Tool]
-"""Tools by name that are declared and not yet shown."""
 _OF_TOOLS = frozenset({"tool_reference", "tool_addition", "tool_removal"})
 _BILLING = "x-anthropic-billing-header:"
 _STOP_REASON = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
@@ -62,14 +73,22 @@ class AnthropicWire:
     ) -> ChatRequest:
         """Canonical form of a Messages (or count_tokens) request."""
         body = object_of(body)
+        transcript, items = Transcript(), messages_of(body)
+        keep, earlier = _thread(body.get("thread"), recall)
         tools, deferred = _tools(body.get("tools"))
-        transcript = Transcript()
-        if system := _system(body.get("system")):
+        system = _system(body.get("system"))
+        if earlier is not None:
+            _as_begun(earlier, system, tools)
+            tools, deferred = earlier.tools, earlier.deferred
+            transcript.go_on(earlier)
+            items = list(items)  # what it is paired with is said elsewhere, so nothing is kept of how it was read
+        elif system:
             transcript.add(Message("system", system))
         # A message that comes again tells of a tool what it told when it first came.
-        transcript.take(messages_of(body), "messages", partial(_steps, deferred=deferred))
+        transcript.take(items, "messages", partial(_steps, deferred=deferred))
+        messages = transcript.done()
         return ChatRequest(
-            messages=transcript.done(),
+            messages=messages,
             tools=tools,
             model=string(body.get("model")),
             stream=body.get("stream") is True,
@@ -77,6 +96,8 @@ class AnthropicWire:
             branch=branch_of(headers, tools),
             marked_retry=is_retry(headers),
             found=new_tools(transcript.found, tools),
+            deferred=deferred,
+            stored=messages if keep else None,
         )
 
     def body(self, answer: Answer, request: ChatRequest) -> bytes:
@@ -138,6 +159,36 @@ class AnthropicWire:
     def count_body(self, tokens: int) -> bytes:
         """The answer of `count_tokens`."""
         return encode({"input_tokens": tokens})
+
+
+def _thread(thread: Any, recall: Recall) -> tuple[bool, Stored | None]:
+    """Whether the conversation is to be kept, and the one that it goes on from. The codes of the refusals are those by
+    which the SDK sends the whole history instead."""
+    if thread is None:
+        return False, None
+    kind = thread.get("type") if isinstance(thread, dict) else thread
+    if kind == "create":
+        return True, None
+    if kind != "continue":
+        problem = f"thread: {kind!r:.80} is unknown here; send the whole history without it"
+        raise WireError("invalid_request", problem, "thread_unsupported_request")
+    previous = thread.get("previous_message_id")
+    if (stored := recall(string(previous))) is None:
+        why = "this session has given no message of this id, or it was asked for without a thread"
+        problem = f"thread.previous_message_id: {previous!r:.80}: {why}; send the whole history and a thread to create"
+        raise WireError("not_found", problem, "thread_not_found")
+    return True, stored
+
+
+def _as_begun(earlier: Stored, system: str, tools: tuple[Tool, ...]) -> None:
+    """Refuse a system prompt or tools that are not those which the thread began with."""
+    for field, differs in (
+        ("system", system and earlier.messages[0] != Message("system", system)),
+        ("tools", tools and tools != earlier.tools),
+    ):
+        if differs:
+            problem = f"{field}: a thread keeps those that it began with; leave it out, or begin another thread"
+            raise WireError("invalid_request", problem, "thread_fingerprint_mismatch")
 
 
 def _steps(message: Mapping[str, Any], where: str, deferred: Deferred) -> Sequence[Step]:
@@ -288,4 +339,7 @@ def _event(kind: str, **fields: Any) -> bytes:
 
 
 def _error(error: WireError) -> dict[str, Any]:
-    return {"type": "error", "error": {"type": _ERRORS[error.kind][1], "message": str(error)}}
+    told: dict[str, Any] = {"type": _ERRORS[error.kind][1], "message": str(error)}
+    if error.code:
+        told["details"] = {"error_code": error.code}
+    return {"type": "error", "error": told}

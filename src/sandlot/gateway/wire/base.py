@@ -7,7 +7,7 @@ while the engine works, and `tail` when the turn is recorded; a client that did 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from sandlot.chat.messages import Message, Reply, Tool
@@ -24,20 +24,29 @@ ErrorKind = Literal[
 
 
 class WireError(Exception):
-    """An error to be told to the agent. The text names cause and cure in one sentence."""
+    """An error to be told to the agent. The text names cause and cure in one sentence; `code` is a protocol's own word
+    for it, by which its clients know what to do, where it has one."""
 
-    def __init__(self, kind: ErrorKind, message: str) -> None:
+    def __init__(self, kind: ErrorKind, message: str, code: str = "") -> None:
         super().__init__(message)
         self.kind: ErrorKind = kind
+        self.code = code
+
+
+Deferred = Mapping[str, Tool]
+"""Tools by name that are declared and not yet shown."""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """What a request may go on from by the id of an answer: the conversation up to and with it, and the tools that
-    searches in it found."""
+    """What a request may go on from by the id of an answer: the conversation up to and with it, the tools that searches
+    in it found, and what the answered request offered: tools that the prompt lists, and by name those that it does not.
+    """
 
     messages: tuple[Message, ...]
     found: tuple[Tool, ...]
+    tools: tuple[Tool, ...] = ()
+    deferred: Deferred = field(default_factory=dict)
 
 
 Recall = Callable[[str], Stored | None]
@@ -56,9 +65,9 @@ class ChatRequest:
     body say of whose conversation this is (`main`, `subagent:<id>`, `side` when no tools are offered).
     `marked_retry`: the client says it sends this again. `max_tokens` is the agent's wish, None if it has none.
     `found` are tools that the conversation itself tells of (a tool search found them): they can be called, but the
-    prompt lists `tools` only. `framing`: events, or one JSON array that is written piece by piece. `stored` is the
-    conversation as a later request may go on from it, None where that is not wanted; `previous` the id of the answer
-    that this one goes on from. `size`: bytes of its body.
+    prompt lists `tools` only; `deferred` are those that it may yet tell of. `framing`: events, or one JSON array that
+    is written piece by piece. `stored` is the conversation as a later request may go on from it, None where that is
+    not wanted; `previous` the id of the answer that this one goes on from. `size`: bytes of its body.
     """
 
     messages: tuple[Message, ...]
@@ -70,6 +79,7 @@ class ChatRequest:
     marked_retry: bool = False
     include_usage: bool = True
     found: tuple[Tool, ...] = ()
+    deferred: Deferred = field(default_factory=dict)
     framing: Literal["events", "array"] = "events"
     stored: tuple[Message, ...] | None = None
     previous: str | None = None
