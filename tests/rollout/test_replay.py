@@ -143,6 +143,38 @@ def test_a_request_that_goes_on_from_a_response_is_sent_whole(tmp_path: Path) ->
     assert [request.body.get("instructions") for request in requests[:3:2]] == ["Be brief.", "Be long."]
 
 
+def test_a_message_thread_is_sent_whole(tmp_path: Path) -> None:
+    """With the system prompt and the tools that it began with; a request beside it stays as it is."""
+    use = {"type": "tool_use", "id": "t1", "name": "exec", "input": {}}
+    result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "r"}]}
+    said = [{"type": "text", "text": "Done."}]
+    begun = {"model": "m", "max_tokens": 9, "system": "Be brief.", "tools": [{"name": "exec", "input_schema": {}}]}
+
+    def further(message: Any, previous: str) -> dict[str, Any]:
+        thread = {"type": "continue", "previous_message_id": previous}
+        return {"model": "m", "max_tokens": 9, "messages": [message], "thread": thread}
+
+    go, on, beside = ({"role": "user", "content": text} for text in ("go", "on", "beside"))
+    lines = [
+        {
+            "body": {**begun, "messages": [go], "thread": {"type": "create"}},
+            "response": {"id": "msg_a", "content": [use]},
+        },
+        {"body": {**begun, "messages": [beside]}, "response": {"id": "msg_x", "content": said}},
+        {"path": "/v1/messages", "body": further(result, "msg_a"), "response": {"id": "msg_b", "content": said}},
+        {"path": "/v1/messages", "body": further(on, "msg_b")},
+    ]
+    requests = list(read_requests(write_lines(tmp_path / "r.jsonl", lines)))
+    first = [go, {"role": "assistant", "content": [use]}, result]
+    assert [request.body for request in requests] == [
+        {**begun, "messages": messages}
+        for messages in ([go], [beside], first, [*first, {"role": "assistant", "content": said}, on])
+    ]
+    lost = {"path": "/v1/messages", "body": further(on, "msg_x")}
+    with pytest.raises(ConfigError, match="goes on from response 'msg_x'"):
+        list(read_requests(write_lines(tmp_path / "r.jsonl", [*lines, lost])))
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

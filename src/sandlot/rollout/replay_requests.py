@@ -78,7 +78,7 @@ def read_requests(path: Path, *, keep_response_ids: bool = False) -> Iterator[Re
     """
     if not path.is_file():
         raise ConfigError(f"there is no file {path}: give a JSONL file with one recorded request a line")
-    given: dict[str, list[Any]] = {}
+    given: Given = {}
     empty = True
     for number, raw in enumerate(_lines(path), 1):
         if raw.strip():
@@ -86,7 +86,7 @@ def read_requests(path: Path, *, keep_response_ids: bool = False) -> Iterator[Re
             name = f"{path.name}:{number}"
             line = _line(raw, name)
             request = _request(line, name)
-            if request.kind == "responses" and not keep_response_ids:
+            if not keep_response_ids:
                 request = _whole(request, line.get("response"), given)
             yield request
     if empty:
@@ -141,26 +141,48 @@ def _request(line: dict[str, Any], name: str) -> Recorded:
     return Recorded(name, kind, body, model, stream)
 
 
-def _whole(request: Recorded, response: Any, given: dict[str, list[Any]]) -> Recorded:
-    """A request of the Responses protocol without `previous_response_id`. `given` are the conversations known by the id
-    of the response that ended them, to which its own is added."""
+Given = dict[str, dict[str, Any]]
+"""Conversations by the id of the answer that ended them: what a request that goes on from it begins with."""
+
+
+def _whole(request: Recorded, response: Any, given: Given) -> Recorded:
+    """A request that names no earlier answer: one that does gets what was said before. Its own answer is added."""
     body = dict(request.body)
-    asked = body.get("input")
-    items = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
-    items = items if isinstance(items, list) else []
-    if (previous := body.pop("previous_response_id", None)) is not None:
-        if (earlier := given.get(str(previous))) is None:
-            raise ConfigError(
-                f"{request.name} goes on from response {previous!r}, which no earlier line has and another server does "
-                "not know: put each answer into its line as response, record requests with their whole history, or "
-                "give --keep-response-ids where the server is the one that gave them"
-            )
-        body["input"] = items = [*earlier, *items]
     if isinstance(response, dict):
         response = response.get("body", response)  # as in OpenAI's batch files
-        if isinstance(response, dict) and isinstance(output := response.get("output"), list):
-            given[str(response.get("id"))] = [*items, *output]
+    response = response if isinstance(response, dict) else {}
+    answer = str(response.get("id"))
+    if request.kind == "responses":
+        asked, previous = body.get("input"), body.pop("previous_response_id", None)
+        items = [{"role": "user", "content": asked}] if isinstance(asked, str) else _list(asked)
+        if previous is not None:
+            body["input"] = items = [*_earlier(request, previous, given)["input"], *items]
+        if isinstance(output := response.get("output"), list):
+            given[answer] = {"input": [*items, *output]}
+    elif request.kind == "anthropic" and isinstance(thread := body.pop("thread", None), dict):
+        messages = _list(body.get("messages"))
+        if thread.get("type") == "continue":
+            earlier = _earlier(request, thread.get("previous_message_id"), given)
+            messages = [*earlier["messages"], *messages]
+            body = {**earlier, **body, "messages": messages}
+        if isinstance(content := response.get("content"), list):
+            offered: dict[str, Any] = {field: body[field] for field in ("system", "tools") if field in body}
+            given[answer] = {**offered, "messages": [*messages, {"role": "assistant", "content": content}]}
     return replace(request, body=body)
+
+
+def _earlier(request: Recorded, previous: Any, given: Given) -> dict[str, Any]:
+    if (earlier := given.get(str(previous))) is None:
+        raise ConfigError(
+            f"{request.name} goes on from response {previous!r}, which no earlier line has and another server does "
+            "not know: put each answer into its line as response, record requests with their whole history, or "
+            "give --keep-response-ids where the server is the one that gave them"
+        )
+    return earlier
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def kind_of(body: Mapping[str, Any], target: str = "") -> Kind | None:
