@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import aiohttp
@@ -20,7 +20,9 @@ from sandlot.engine.process import EngineProcess
 from sandlot.engine.replicas import ReplicatedEngine, placed
 from sandlot.engine.vllm import VllmEngine
 from sandlot.errors import ConfigError, EngineError
+from sandlot.rollout import policy
 from sandlot.rollout.policy import engine_at, policy_of
+from support.sampling_model import Model
 from support.sglang_server import sglang
 from support.toy_model import make_toy_model
 
@@ -32,6 +34,7 @@ class Replica:
 
     def __init__(self, number: int, *, model: str = "m", max_context: int = 100) -> None:
         self.number, self.model, self.max_context = number, model, max_context
+        self.vocab_size = 600 + number
         self.down = False
         self.closed = False
         self.sessions: list[str] = []
@@ -44,7 +47,7 @@ class Replica:
 
     async def info(self) -> EngineInfo:
         self._alive()
-        return EngineInfo("r", self.model, self.max_context, "unknown", vocab_size=600 + self.number)
+        return EngineInfo("r", self.model, self.max_context, "unknown", vocab_size=self.vocab_size)
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, *, request_id: str, session_id: str
@@ -126,18 +129,94 @@ async def test_when_none_answers_that_is_retryable(replicas: tuple[ReplicatedEng
         await engine.score([1, 2])
 
 
-async def test_a_replica_that_comes_back_with_another_model_stays_out(
+async def until(what: Callable[[], object]) -> None:
+    async with asyncio.timeout(30):
+        while not what():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"model": "another"}, "different models"),
+        ({"max_context": 99}, "its context has 99 tokens and must have 100"),
+        ({"vocab_size": 7}, "it has 7 tokens and had 601"),
+    ],
+)
+async def test_a_replica_that_comes_back_as_another_stays_out(
     replicas: tuple[ReplicatedEngine, dict[str, Replica]],
+    change: dict[str, object],
+    why: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     engine, parts = replicas
     await engine.info()
     sessions = [f"s{k}" for k in range(40)]
-    parts[NAMES[1]].down = True
+    back = parts[NAMES[1]]
+    back.down = True
     await where(engine, sessions)
-    parts[NAMES[1]].down, parts[NAMES[1]].model = False, "another"
-    await asyncio.sleep(0.1)
-    assert NAMES[1] not in engine.up
+    assert engine.out == {NAMES[1]: "it does not answer"}
+    before = {name: getattr(back, name) for name in change}
+    vars(back).update(change, down=False)
+    await until(lambda: engine.refused)
+    assert why in engine.out[NAMES[1]]
+    assert why in caplog.text
     assert 1 not in (await where(engine, sessions)).values()
+    vars(back).update(before)
+    await until(lambda: not engine.out)
+    assert engine.refused == {}
+    assert 1 in (await where(engine, sessions)).values()
+
+
+async def test_a_replica_that_comes_back_is_examined_before_it_serves(
+    replicas: tuple[ReplicatedEngine, dict[str, Replica]],
+) -> None:
+    engine, parts = replicas
+    await engine.info()
+    examined: list[tuple[object, object]] = []
+    wrong: list[Exception] = [ConfigError("its logprobs are raw"), ValueError("no JSON")]
+
+    async def examine(replica: Engine, other: Engine | None) -> None:
+        examined.append((replica, other))
+        assert engine.up
+        if wrong:
+            raise wrong.pop(0)
+
+    engine.examine = examine
+    parts[NAMES[0]].down = True
+    await where(engine, [f"s{k}" for k in range(40)])
+    assert examined == []
+    parts[NAMES[0]].down = False
+    await until(lambda: engine.refused)
+    assert engine.out == {NAMES[0]: "its logprobs are raw"}
+    await until(lambda: not engine.out)
+    assert examined == [(parts[NAMES[0]], parts[NAMES[1]])] * 3
+
+
+@pytest.mark.parametrize(
+    ("comes_back", "why"),
+    [
+        (Model("raw", seed=3), "its logprobs are raw, those of the others processed"),
+        (Model("processed", seed=4), "its weights are others"),
+        (Model("shifted", seed=3), "neither"),
+        (Model("processed", seed=3), ""),
+    ],
+)
+async def test_what_a_restarted_replica_is_refused_for(comes_back: Model, why: str) -> None:
+    """It has the address of the one that went, and what it says of itself is the same."""
+    names = ["http://goes", "http://stays"]
+    goes = Model("processed", seed=3)
+    engine = ReplicatedEngine({names[0]: goes, names[1]: Model("processed", seed=3)}, recheck_s=0.01)
+    assert await policy._probe_replicas(engine, SamplingParams(), range(100, 120)) == "processed"
+    engine.replicas[names[0]] = comes_back
+    engine._lost(names[0])
+    if why:
+        await until(lambda: engine.refused)
+        assert why in engine.refused[names[0]]
+        assert engine.up == names[1:]
+    else:
+        await until(lambda: not engine.out)
+    await engine.close()
 
 
 async def test_info_is_what_all_have_and_every_address_must_answer_at_first() -> None:

@@ -11,14 +11,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 from aiohttp import web
 from aiohttp.streams import EmptyStreamReader
 from aiohttp.test_utils import make_mocked_request
 
-from sandlot.engine import SamplingParams
+from sandlot.engine import Engine, SamplingParams
+from sandlot.engine.replicas import ReplicatedEngine
 from sandlot.errors import ConfigError, JournalError
-from sandlot.gateway import front_control
+from sandlot.gateway import Gateway, front_control
 from sandlot.gateway.control import control_app, json_answer, prometheus
 from sandlot.gateway.relay import client_of
 from sandlot.gateway.worker import WorkerServer
@@ -206,6 +208,8 @@ async def two_workers(tmp_path: Path) -> AsyncIterator[list[Any]]:
             await worker.runs.wait()
             if request.path == "/metrics":
                 return prometheus(b"# HELP t_total T.\n# TYPE t_total counter\nt_total 2.0\n")
+            if request.path == "/healthz":
+                return json_answer({"engines_out": {"http://a": "it does not answer"}})
             worker.opened += 1
             return json_answer({"api_key": "k"}, status=201)
 
@@ -239,6 +243,15 @@ async def test_metrics_of_several_workers_do_not_wait_for_one_that_hangs(
         two_workers[1].runs.clear()
 
 
+async def test_how_it_is_is_told_without_a_worker_that_hangs(
+    two_workers: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(front_control, "_HEALTH_S", 0.2)
+    two_workers[1].runs.clear()
+    told = msgspec.json.decode((await front(two_workers).health(None)).body)
+    assert (told["status"], told["engines_out"]) == ("degraded", {"http://a": "it does not answer"})
+
+
 async def test_sessions_are_opened_at_workers_that_give_signs_of_life(two_workers: list[Any]) -> None:
     told = front(two_workers)
     for silent, opened in ((None, [1, 1]), (0, [1, 3]), (1, [3, 3])):
@@ -270,3 +283,36 @@ async def test_a_worker_that_ends_sends_nobody_to_another_one_in_vain(make_rig: 
             await worker.close()
             assert await status("sk-sandlot-w1-other") == b"503"
         writer.close()
+
+
+async def test_replicas_that_do_not_serve_are_told_with_the_reason(make_rig: MakeRig) -> None:
+    rig = await make_rig()
+
+    async def examine(replica: Engine, other: Engine | None) -> None:
+        raise ConfigError("its logprobs are raw")
+
+    names = ["http://a", "http://b", "http://c"]
+    engine = ReplicatedEngine(dict.fromkeys(names, rig.engine), recheck_s=0.01)
+    engine.examine = examine
+    async with Gateway(replace(rig.engine.policy(), engine=engine)) as gateway:
+        url = f"http://127.0.0.1:{await gateway.serve_app(control_app(gateway, 'admin', ''), '127.0.0.1', 0)}"
+
+        async def health() -> dict[str, Any]:
+            async with rig.http.get(f"{url}/healthz") as reply:
+                return cast("dict[str, Any]", await reply.json())
+
+        assert await health() == {"status": "ok", "sessions": 0, "paused": False, "engines_out": {}}
+        engine._lost("http://b")
+        assert (await health())["engines_out"] == {"http://b": "it does not answer"}
+        while not engine.refused:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        told = await health()
+        assert (told["status"], told["engines_out"]) == ("degraded", {"http://b": "its logprobs are raw"})
+        async with rig.http.get(f"{url}/metrics", headers=ADMIN) as reply:
+            lines = (await reply.text()).splitlines()
+        states = [("a", "serving"), ("b", "refused"), ("c", "serving")]
+        told_states = [line for line in lines if line.startswith("sandlot_engines{")]
+        assert told_states == [
+            f'sandlot_engines{{engine="http://{name}",state="{state}"}} 1.0' for name, state in states
+        ]
+    await engine.close()

@@ -22,6 +22,8 @@ import httpx
 import openai
 import pytest
 
+from sandlot.engine.process import EngineProcess
+from sandlot.engine.replicas import placed
 from sandlot.gateway.keys import worker_named
 from sandlot.rollout.proof import audit_run
 from sandlot.trajectory.rundir import RunDir
@@ -369,3 +371,24 @@ def test_a_gateway_that_does_not_start_says_why(model: Path, tmp_path: Path) -> 
             assert cause in error
             assert "Traceback" not in ended.stderr
             assert not list(tmp_path.iterdir())
+
+
+async def test_a_replica_that_does_not_serve_is_told_by_all_workers(model: Path, tmp_path: Path) -> None:
+    async with EngineProcess(model, threads=1) as goes, EngineProcess(model, threads=1) as stays:
+        with gateway_process(tmp_path, model, engine=f"{goes.url},{stays.url}", workers=2) as served:
+            assert health(served) == {"status": "ok", "sessions": 0, "paused": False, "engines_out": {}, "workers": 2}
+            state = f'sandlot_engines{{engine="{goes.url}",state="%s"}}'
+            assert metric(served, state % "serving") == 2
+            await goes.stop()
+            found: set[int] = set()  # workers that have found it down
+            for number in range(200):
+                session_id = f"s{number}"
+                if placed(session_id, [goes.url, stays.url])[0] == goes.url:
+                    _, key = served.open(session_id=session_id)
+                    assert ask(served, key).status_code == 200
+                    found.add(worker_of(key))
+                if found == {0, 1}:
+                    break
+            told = health(served)
+            assert (told["status"], told["engines_out"]) == ("degraded", {goes.url: "it does not answer"})
+            assert metric(served, state % "down") == 2

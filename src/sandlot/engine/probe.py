@@ -17,6 +17,8 @@ _NOISE = 0.05
 """What numeric noise of a low-precision engine moves a logprob on average."""
 _SLACK = 0.3
 """What it may move a single one."""
+_APART = 0.1
+"""What it may move the logprobs of a text on average between two engines with the same weights."""
 _MEANINGFUL = 0.05
 """Tokens that were this certain look alike at every temperature."""
 _CURE = (
@@ -86,6 +88,21 @@ async def _probe_truncation(engine: Engine, prompt_ids: Sequence[int]) -> None:
         raise ConfigError(
             "the engine gives logprobs from before top-p and top-k, which would make every importance ratio wrong: "
             "use another version of it, or sample without truncation"
+        )
+
+
+async def require_alike(engine: Engine, other: Engine, token_ids: Sequence[int]) -> None:
+    """Raise `EngineError` if two engines score a text differently whose weights go by the same name."""
+    names = [(await one.info()).weight_version for one in (engine, other)]
+    if names[0] != names[1]:
+        return
+    scores = [await one.score(token_ids) for one in (engine, other)]
+    apart = sum(abs(a - b) for a, b in zip(*scores, strict=True)) / len(scores[0])
+    if not apart <= _APART:
+        raise EngineError(
+            f"its weights are others than those that serve (logprobs of a text differ by {apart:.2f} on average): "
+            "push the current weights to it, or start it with the same model",
+            retryable=False,
         )
 
 

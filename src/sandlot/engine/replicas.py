@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from hashlib import blake2b
 
 from sandlot.engine.aborted import Abortable
@@ -13,6 +13,11 @@ from sandlot.engine.client import EngineUnreachableError
 from sandlot.errors import ConfigError, EngineError
 
 log = logging.getLogger(__name__)
+Examine = Callable[[Engine, Engine | None], Awaitable[None]]
+"""Asked of a replica that was away and one that serves, if there is one: raises where the first must not serve."""
+_DOWN = "it does not answer"
+_REFUSED = 15
+"""One that is refused is asked again so many times later than one that does not answer: it takes somebody's doing."""
 
 
 def placed(session_id: str, names: Sequence[str]) -> list[str]:
@@ -27,13 +32,17 @@ class ReplicatedEngine:
     """Replicas of one model, by address. A session's prefix cache is at one replica, so its calls go there.
 
     A replica that cannot be reached is left out until it answers `info` again, which is asked every `recheck_s`
-    seconds; the call that found it down goes on at the session's next replica.
+    seconds; the call that found it down goes on at the session's next replica. One that has come back may have been
+    started in another way: it serves again when it is what it was and `examine` finds nothing.
     """
 
     def __init__(self, replicas: Mapping[str, Engine], *, recheck_s: float = 2.0) -> None:
         if not replicas:
             raise ConfigError("no engine address was given")
         self.replicas = dict(replicas)
+        self.examine: Examine = _nothing
+        self.refused: dict[str, str] = {}
+        """Addresses of replicas that answer but must not serve, and why."""
         self._recheck_s = recheck_s
         self._down: dict[str, asyncio.Task[None]] = {}
         self._where: dict[str, Engine] = {}
@@ -44,6 +53,11 @@ class ReplicatedEngine:
     def up(self) -> list[str]:
         """Addresses that are not known to be down."""
         return [name for name in self.replicas if name not in self._down]
+
+    @property
+    def out(self) -> dict[str, str]:
+        """Addresses that are left out, and why."""
+        return {name: self.refused.get(name, _DOWN) for name in self._down}
 
     async def info(self) -> EngineInfo:
         """What the replicas have in common. At first all must answer: an address that never does is a mistake."""
@@ -92,7 +106,7 @@ class ReplicatedEngine:
                 self._lost(name)
             finally:
                 self._where.pop(request_id, None)
-        raise EngineError(f"none of the {len(self.replicas)} engines answers: {missing or ', '.join(self.replicas)}")
+        raise self._nobody(missing)
 
     async def score(self, token_ids: Sequence[int]) -> list[float]:
         missing: EngineUnreachableError | None = None
@@ -102,7 +116,11 @@ class ReplicatedEngine:
             except EngineUnreachableError as error:
                 missing = error
                 self._lost(name)
-        raise EngineError(f"none of the {len(self.replicas)} engines answers: {missing or ', '.join(self.replicas)}")
+        raise self._nobody(missing)
+
+    def _nobody(self, missing: EngineUnreachableError | None) -> EngineError:
+        reasons = "; ".join(f"{name}: {why}" for name, why in self.out.items())
+        return EngineError(f"none of the {len(self.replicas)} engines serves: {missing or reasons}")
 
     def _next_up(self) -> list[str]:
         names = self.up
@@ -128,16 +146,36 @@ class ReplicatedEngine:
             self._down[name] = asyncio.get_running_loop().create_task(self._until_back(name))
 
     async def _until_back(self, name: str) -> None:
-        said = ""
+        wait = self._recheck_s
         while True:
-            await asyncio.sleep(self._recheck_s)
+            await asyncio.sleep(wait)
             try:
-                self._infos[name] = self._same(name, await self.replicas[name].info())
-            except EngineError as error:
-                if not isinstance(error, EngineUnreachableError) and str(error) != said:
-                    said = str(error)
+                self._infos[name] = await self._examined(name)
+            except EngineUnreachableError:
+                self.refused.pop(name, None)
+                wait = self._recheck_s
+            except Exception as error:  # whatever it is that answers there now
+                said = str(error) or type(error).__name__
+                if self.refused.get(name) != said:
                     log.warning("the engine at %s stays out: %s", name, said)
-                continue
-            log.warning("the engine at %s is back", name)
-            del self._down[name]
-            return
+                self.refused[name] = said
+                wait = _REFUSED * self._recheck_s
+            else:
+                log.warning("the engine at %s is back", name)
+                self.refused.pop(name, None)
+                del self._down[name]
+                return
+
+    async def _examined(self, name: str) -> EngineInfo:
+        """What a replica that was away says of itself, if it may serve again."""
+        replica, before = self.replicas[name], self._infos.get(name)
+        info = self._same(name, await replica.info())
+        if before is not None and info.vocab_size != before.vocab_size:
+            raise EngineError(f"it has {info.vocab_size} tokens and had {before.vocab_size}: start the same model")
+        if info.max_context < (least := min((i.max_context for i in self._infos.values()), default=0)):
+            raise EngineError(f"its context has {info.max_context} tokens and must have {least}: start it as before")
+        await self.examine(replica, next((self.replicas[other] for other in self.up), None))
+        return info
+
+
+async def _nothing(replica: Engine, other: Engine | None) -> None: ...

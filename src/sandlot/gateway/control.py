@@ -156,7 +156,11 @@ class _Control:
         return json_answer({"paused": False, "weight_version": self._gateway.weight_version})
 
     async def health(self, request: web.Request) -> web.StreamResponse:
-        return json_answer({"status": "ok", "sessions": len(self._gateway.sessions), "paused": self._gateway.paused})
+        gateway = self._gateway
+        out = gateway.engines_out
+        status = "degraded" if out else "ok"
+        told = {"status": status, "sessions": len(gateway.sessions), "paused": gateway.paused, "engines_out": out}
+        return json_answer(told)
 
     async def metrics(self, request: web.Request) -> web.StreamResponse:
         return prometheus(self._gateway.metrics.text())

@@ -22,6 +22,8 @@ from sandlot.gateway.metrics import Merged
 from sandlot.gateway.relay import relay
 from sandlot.gateway.workers import Worker, Workers
 
+_HEALTH_S = 1.0
+"""How long a worker may take to tell how it is."""
 _SCRAPE_S = 5.0
 """How long a worker may take to tell its metrics: whoever scrapes waits some ten seconds."""
 
@@ -154,9 +156,14 @@ class FrontControl:
 
     async def health(self, request: web.Request) -> web.StreamResponse:
         sessions = sum(not placed.lost for placed in self._placed.values())
+        answers = await asyncio.gather(*(_in_time(worker, "/healthz", _HEALTH_S) for worker in self._workers.up))
+        told = [msgspec.json.decode(answer) for answer in answers if answer is not None]
+        out = {name: why for one in told for name, why in one["engines_out"].items()}
         up = len(self._workers.up)
-        status = "ok" if up == len(self._workers.all) else "degraded"
-        return json_answer({"status": status, "sessions": sessions, "paused": self._paused, "workers": up})
+        status = "ok" if up == len(self._workers.all) and not out else "degraded"
+        return json_answer(
+            {"status": status, "sessions": sessions, "paused": self._paused, "engines_out": out, "workers": up}
+        )
 
     async def metrics(self, request: web.Request) -> web.StreamResponse:
         await asyncio.gather(*(self._scrape(worker) for worker in self._workers.up))
@@ -164,13 +171,19 @@ class FrontControl:
 
     async def _scrape(self, worker: Worker) -> None:
         """Ask a worker for its counts; of one that hangs the last are told."""
-        answer = None
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_SCRAPE_S):
-                answer = await _tell(worker, "/metrics")
+        answer = await _in_time(worker, "/metrics", _SCRAPE_S)
         if answer is not None and worker.up.is_set():
-            assert isinstance(answer.body, bytes)
-            self._metrics.told(worker.number, answer.body.decode())
+            self._metrics.told(worker.number, answer.decode())
+
+
+async def _in_time(worker: Worker, path: str, seconds: float) -> bytes | None:
+    """What a worker answers; None when it ends before, or does not within so long."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            if (answer := await _tell(worker, path)) is not None:
+                assert isinstance(answer.body, bytes)
+                return answer.body
+    return None
 
 
 async def _tell(worker: Worker, path: str, body: Mapping[str, Any] | None = None) -> web.Response | None:

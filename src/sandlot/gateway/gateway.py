@@ -20,6 +20,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from sandlot.engine.base import SamplingParams
 from sandlot.engine.probe import require_sampled
+from sandlot.engine.replicas import ReplicatedEngine
 from sandlot.engine.resumable import PauseMode, ResumableEngine
 from sandlot.errors import ConfigError
 from sandlot.gateway.admission import Budget, check_room
@@ -98,6 +99,7 @@ class Gateway:
     ) -> None:
         self._engine = ResumableEngine(policy.engine, lambda session_id: self.sessions[session_id].clock.held())
         self.policy = replace(policy, engine=self._engine)
+        self.replicas = policy.engine if isinstance(policy.engine, ReplicatedEngine) else None
         self.limits = limits or GatewayLimits()
         self.session_limits = session_limits or SessionLimits()
         self.worker = worker
@@ -261,6 +263,11 @@ class Gateway:
     @property
     def weight_version(self) -> str:
         return self._engine.weight_version
+
+    @property
+    def engines_out(self) -> dict[str, str]:
+        """Addresses of replicas that do not serve, and why."""
+        return self.replicas.out if self.replicas is not None else {}
 
     @contextlib.asynccontextmanager
     async def _gate(self) -> AsyncIterator[str]:

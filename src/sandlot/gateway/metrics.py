@@ -50,6 +50,14 @@ class Metrics(Collector):
         yield GaugeMetricFamily(
             "sandlot_calls_sampling", "Calls at the engine.", value=sum(s.sampling for s in sessions)
         )
+        if (engines := self._gateway.replicas) is not None:
+            states = GaugeMetricFamily(
+                "sandlot_engines", "Replicas by state, as each process sees them.", labels=("engine", "state")
+            )
+            for name in engines.replicas:
+                out = "refused" if name in engines.refused else "down"
+                states.add_metric((name, "serving" if name in engines.up else out), 1)
+            yield states
 
     def text(self) -> bytes:
         """The exposition format."""

@@ -13,7 +13,7 @@ from sandlot.cache import cache_dir
 from sandlot.config import RunConfig
 from sandlot.engine import ENGINES, Engine, SamplingParams
 from sandlot.engine.embedded_model import prepare_embedded_model
-from sandlot.engine.probe import probe
+from sandlot.engine.probe import probe, require_alike
 from sandlot.engine.process import EngineProcess
 from sandlot.engine.replicas import ReplicatedEngine
 from sandlot.errors import ConfigError, ModelError
@@ -91,16 +91,33 @@ async def _probed(config: RunConfig, say: Say) -> AsyncIterator[Policy]:
             )
         sampling = SamplingParams(**config.sampling.model_dump())
         say("probing the engine's logprobs")
-        members = engine.replicas.values() if isinstance(engine, ReplicatedEngine) else [engine]
-        modes = {await probe(member, sampling, prompt_ids=fmt.encode(_PROBE)) for member in members}
-        if len(modes) > 1:
-            raise ModelError(
-                f"the replicas give logprobs of different kinds ({', '.join(sorted(modes))}): start all with the same "
-                "options"
-            )
-        mode = modes.pop()
+        if isinstance(engine, ReplicatedEngine):
+            mode = await _probe_replicas(engine, sampling, fmt.encode(_PROBE))
+        else:
+            mode = await probe(engine, sampling, prompt_ids=fmt.encode(_PROBE))
         context = min(info.max_context, config.limits.context or info.max_context)
         yield Policy(engine, fmt, info.model, sampling, context, mode)
+
+
+async def _probe_replicas(engine: ReplicatedEngine, sampling: SamplingParams, text: Sequence[int]) -> str:
+    """What all replicas' logprobs are. One that goes and comes back is probed again before it serves."""
+    modes = {await probe(replica, sampling, prompt_ids=text) for replica in engine.replicas.values()}
+    if len(modes) > 1:
+        raise ModelError(
+            f"the replicas give logprobs of different kinds ({', '.join(sorted(modes))}): start all with the same "
+            "options"
+        )
+    (mode,) = modes
+
+    async def examine(replica: Engine, other: Engine | None) -> None:
+        found = await probe(replica, sampling, prompt_ids=text)
+        if mode not in (found, "unknown"):
+            raise ModelError(f"its logprobs are {found}, those of the others {mode}: start it with the same options")
+        if other is not None and found != "unknown":
+            await require_alike(replica, other, text)
+
+    engine.examine = examine
+    return mode
 
 
 def engine_at(urls: str, kind: str, served_model: str | None = None) -> Engine:
