@@ -637,6 +637,42 @@ def raw_logprobs_of_a_truncated_distribution(c: Case) -> None:
     c.turn(4, logprobs_mode="raw", sampling={"temperature": 1.0, "top_p": 0.9})
 
 
+@corruption("turn_mode")
+def logprobs_of_who_knows_what(c: Case) -> None:
+    c.turn(4, logprobs_mode="unknown")
+
+
+@corruption("stretch")
+def shared_stretch_trained_by_the_later_leaf(c: Case) -> None:
+    s = SessionBuilder()
+    t0 = s.root((10, 11), (20,))
+    first, second = s.follow(t0, (30,), (21,)), s.follow(t0, (31,), (22,))
+    rows = linearize([t0, second, first], episode_id="e", group_id="g", reward=0.5)
+    c.turns, c.samples = s.turns, [replace(rows[1], index=0), replace(rows[0], index=1)]
+
+
+@corruption("order")
+def leaves_in_another_order(c: Case) -> None:
+    c.samples[:] = [replace(c.samples[k], index=n) for n, k in enumerate((1, 0, 2))]
+
+
+@corruption("metadata")
+def fact_of_the_session_changed(c: Case) -> None:
+    c.options["metadata"] = {"task": "x"}
+
+
+@corruption("metadata")
+def retry_hidden(c: Case) -> None:
+    c.options["metadata"] = {}
+    c.sample(2, metadata={**c.samples[2].metadata, "abandoned": True})
+
+
+@corruption("metadata")
+def number_of_turns_changed(c: Case) -> None:
+    c.options["metadata"] = {}
+    c.sample(1, metadata={**c.samples[1].metadata, "turns": 1})
+
+
 @corruption("untrained")
 def delivery_noted_too_late(c: Case) -> None:
     c.turn(3, delivered=True)
@@ -735,6 +771,9 @@ def test_a_journal_proves_its_own_samples_only() -> None:
         (_content(reward=0.5), _samples(reward=None), "reward"),
         (_content(reward=0.5), _samples(episode_id="f"), "identity"),
         (_content(reward=0.5), _samples(group_id="f"), "identity"),
+        (_content(reward=0.5), _samples(advantage=0.0), "credit"),
+        (_content(reward=0.5), _samples(loss_weight=0.5), "credit"),
+        (_content(reward=0.5), _samples(metadata={}), "metadata"),
         (_content(), _samples(), "session"),
         (_content(reward=None, failure="aborted"), _samples(reward=None), "session"),
     ):

@@ -40,7 +40,7 @@ def test_a_run_from_start_to_end(tmp_path: Path) -> None:
         play(run, "a", session(0).turns, SealedRecord(reward=1.0, metadata={"patch": 3}), metadata={"task": "x"})
         assert run.state("a") is EpisodeState.SEALED
         row = run.complete("a")
-        assert run.complete("a") is row
+        assert run.complete("a") == row
         run.metrics({"loss": 1.5})
         assert run.state("a") is EpisodeState.FINISHED
         assert run.state("b") is EpisodeState.ABSENT
@@ -49,7 +49,7 @@ def test_a_run_from_start_to_end(tmp_path: Path) -> None:
     assert (row["turns"], row["samples"], row["forks"], row["sampled_tokens"], row["trained_tokens"]) == (3, 2, 1, 4, 4)
     assert row["metadata"] == {"task": "x", "patch": 3}
     read = RunDir.read(tmp_path / "run")
-    assert read.results() == [row]
+    assert list(read.results()) == [row]
     assert read.result("a") == row
     assert read.config == CONFIG
     assert read.facts == {"sandlot": "0.1"}
@@ -80,7 +80,7 @@ def test_killed_at_every_system_call_the_same_command_ends_the_run(tmp_path: Pat
     assert done.returncode == 0, done.stderr
     places = int(done.stdout)
     assert places > 30
-    wanted = RunDir.read(reference).results()
+    wanted = list(RunDir.read(reference).results())
     runs = sorted((tmp_path / "kills").iterdir())
     assert len(runs) >= 2 * places
     aside = 0
@@ -269,7 +269,7 @@ def test_two_processes_do_not_write_one_run(tmp_path: Path) -> None:
     ):
         RunDir.create_or_continue(tmp_path, CONFIG)
     with RunDir.create_or_continue(tmp_path, CONFIG):
-        assert RunDir.read(tmp_path).results() == []
+        assert list(RunDir.read(tmp_path).results()) == []
 
 
 def test_other_directories_and_settings_are_refused(tmp_path: Path) -> None:

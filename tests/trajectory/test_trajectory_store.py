@@ -13,7 +13,7 @@ from sandlot.errors import SandlotError
 from sandlot.trajectory import store
 from sandlot.trajectory.sample import Sample, Span
 from sandlot.trajectory.samples import linearize
-from sandlot.trajectory.store import SCHEMA, read_samples, write_bytes, write_jsonl, write_samples
+from sandlot.trajectory.store import SCHEMA, read_samples, to_json, write_bytes, write_jsonl, write_samples
 from support.sessions import SessionBuilder
 
 
@@ -95,8 +95,23 @@ def test_other_files_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(SandlotError, match=r"x\.parquet holds no samples"):
         list(read_samples(tmp_path / "x.parquet"))
     (tmp_path / "y.parquet").write_bytes(b"nothing")
-    with pytest.raises(SandlotError, match=r"y\.parquet is no readable parquet file"):
+    with pytest.raises(SandlotError, match=r"y\.parquet is damaged: .*restore it from a copy"):
         list(read_samples(tmp_path / "y.parquet"))
+
+
+def test_a_changed_byte_is_an_error_or_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    write_samples(path, samples())
+    data, good, refused = path.read_bytes(), [to_json(s) for s in samples()], 0
+    for at in range(0, len(data), 5):
+        bad = bytearray(data)
+        bad[at] ^= 0x80 if at % 2 else 0x01
+        path.write_bytes(bad)
+        try:
+            assert [to_json(s) for s in read_samples(path)] == good, at
+        except SandlotError:
+            refused += 1
+    assert refused > len(data) // 10
 
 
 def test_json_lines_hold_the_same(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def command(
     gap = None
     if engine:
         with ticking("re-scoring") as tick:
-            gap = rescore(opened, engine, tick, kind=engine_kind)
+            gap = rescore(opened, engine, tick, kind=engine_kind, without=found.unreadable)
     if as_json:
         print_json(found.as_dict() | ({"rescore": gap.as_dict()} if gap else {}))
     else:

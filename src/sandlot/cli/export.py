@@ -19,6 +19,7 @@ from sandlot.terminal import literal
 if TYPE_CHECKING:
     from sandlot.train.credit import CreditConfig
     from sandlot.trainers import Exporter
+    from sandlot.trajectory.journal import JournalContent
     from sandlot.trajectory.rundir import RunDir
     from sandlot.trajectory.sample import Sample
 
@@ -50,7 +51,8 @@ def command(
     show_list: Annotated[bool, typer.Option("--list", help="Show all forms and end.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Write all samples of RUN into one file. They are audited first; a sample that fails stops the export.
+    """Write all samples of RUN into one file. They are audited first; a sample that fails stops the export, an episode
+    that cannot be read is left out.
 
     Forms of trainers take graded samples only, and credit is given to whole episodes before they are written.
     """
@@ -78,19 +80,19 @@ def command(
     from sandlot.rollout.format import recorded_format
     from sandlot.rollout.proof import audit_run
     from sandlot.trainers import Export
-    from sandlot.trajectory.journal import read_journal
     from sandlot.trajectory.rundir import RunDir
 
     opened = RunDir.read(run)
     with ticking("auditing") as tick:
-        audit_run(opened, tick).raise_for_violations()
-    picked = _Picked(opened, config, graded_only)
+        audited = audit_run(opened, tick)
+    audited.raise_for_violations()
+    picked = _Picked(opened, config, graded_only, audited.unreadable)
     target = out or run / (f"export.{to}" if to == exporter.suffix else f"export.{to}.{exporter.suffix}")
     export = Export(
         picked.groups,
         sampling=opened.config.get("sampling", {}),
         options=options,
-        journals=lambda: map(read_journal, map(opened.journal_path, opened.finished())),
+        journals=picked.journals,
         format=lambda: recorded_format(opened.config),
     )
     rows = exporter.write(target, export)
@@ -100,7 +102,7 @@ def command(
         "rows": rows,
         "samples": picked.samples,
         "trained_tokens": picked.trained_tokens,
-        "left_out": picked.left_out,
+        "left_out": {**picked.unreadable, **picked.left_out},
     }
     if as_json:
         print_json(counts)
@@ -109,21 +111,27 @@ def command(
     answer.print(f"{rows:,} rows in {literal(str(target))}{holding}", highlight=False, soft_wrap=True)
     for why, count in sorted(Counter(picked.left_out.values()).items()):
         answer.print(f"left out: {count} episodes ({literal(why)})", style="dim")
+    if picked.unreadable:
+        answer.print(f"[red]left out:[/] {literal(picked.lost)}", highlight=False, soft_wrap=True)
 
 
 @dataclass
 class _Picked:
-    """The samples of a run that are exported, a group at a time, and what was counted on the way."""
+    """The samples of a run that are exported, a group at a time, and what was counted on the way.
+
+    `unreadable` says why by episode: those are neither exported nor compared with others.
+    """
 
     run: RunDir
     config: CreditConfig | None
     graded_only: bool
+    unreadable: Mapping[str, str]
     samples: int = 0
     trained_tokens: int = 0
     left_out: dict[str, str] = field(default_factory=dict)
 
     def groups(self) -> Iterator[Sequence[Sample]]:
-        for group in self._credited() if self.config else self.run.sample_groups():
+        for group in self._credited() if self.config else self.run.sample_groups(without=self.unreadable):
             if chosen := [s for s in group if s.reward is not None or not self.graded_only]:
                 self.samples += len(chosen)
                 self.trained_tokens += sum(int(s.loss_mask.sum()) for s in chosen)
@@ -131,14 +139,28 @@ class _Picked:
         if not self.samples:
             raise ConfigError(
                 f"{self.run.path} holds no samples to export; run `sandlot view {self.run.path}` to see what became "
-                "of its episodes"
+                f"of its episodes{self.lost and '; '}{self.lost}"
             )
+
+    @property
+    def lost(self) -> str:
+        """What cannot be read, in words; empty when there is no such episode."""
+        for episode_id, why in self.unreadable.items():
+            return f"{len(self.unreadable)} episodes that cannot be read; the first, {episode_id}: {why}"
+        return ""
+
+    def journals(self) -> Iterator[JournalContent]:
+        from sandlot.trajectory.journal import read_journal
+
+        readable = (e for e in self.run.finished() if e not in self.unreadable)
+        return map(read_journal, map(self.run.journal_path, readable))
 
     def _credited(self) -> Iterator[Sequence[Sample]]:
         from sandlot.train.credit import Outcome, credit_groups
 
-        outcomes = [Outcome.from_row(row) for row in self.run.results()]
-        for done in credit_groups(self.run.sample_groups(), self.config, outcomes=outcomes):
+        outcomes = [Outcome.from_row(row) for row in self.run.results() if row["episode_id"] not in self.unreadable]
+        groups = self.run.sample_groups(without=self.unreadable)
+        for done in credit_groups(groups, self.config, outcomes=outcomes):
             self.left_out |= done.dropped
             yield done.samples
 

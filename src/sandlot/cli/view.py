@@ -12,13 +12,13 @@ from rich.tree import Tree
 from sandlot.chat.base import ChatFormat
 from sandlot.cli.common import JsonFlag, RunArgument, answer, print_json
 from sandlot.cli.texts import exchange_row, show_exchange
-from sandlot.errors import ConfigError
+from sandlot.errors import ConfigError, JournalError
 from sandlot.rollout.dialogue import dialogue
 from sandlot.rollout.outcome import EpisodeResult
 from sandlot.rollout.progress import STYLES, summary_table
 from sandlot.terminal import literal
 from sandlot.trajectory.journal import JournalContent, read_journal
-from sandlot.trajectory.rundir import RunDir
+from sandlot.trajectory.rundir import EpisodeState, RunDir
 from sandlot.trajectory.tree import SessionTree
 
 
@@ -34,11 +34,10 @@ def command(
     """
     opened = RunDir.read(run)
     if not episode:
-        rows = opened.results()
         if as_json:
-            print_json(rows)
+            print_json(list(opened.results()))
             return
-        results = [EpisodeResult.from_row(row) for row in rows]
+        results = list(map(EpisodeResult.from_row, opened.results()))
         answer.print(summary_table(results, answer))
         for result in results:
             why = f"  {result.failure}: {literal(result.detail)}" if result.failure else ""
@@ -46,9 +45,12 @@ def command(
                 f"[{STYLES[result.state]}]{result.state:>10}[/]  {literal(result.episode_id)}[dim]{why}[/]",
                 soft_wrap=True,
             )
-        for episode_id in opened.episode_ids():  # last, since a damaged journal ends it
-            if opened.result(episode_id) is None:
-                answer.print(f"[dim]unfinished[/]  {literal(episode_id)}", soft_wrap=True)
+        for episode_id in opened.episode_ids():
+            try:
+                if opened.state(episode_id) is not EpisodeState.FINISHED:
+                    answer.print(f"[dim]unfinished[/]  {literal(episode_id)}", soft_wrap=True)
+            except JournalError as error:
+                answer.print(f"[red]unreadable[/]  {literal(episode_id)}[dim]  {literal(str(error))}[/]", soft_wrap=True)
         return
     if not opened.journal_path(episode).exists():
         raise ConfigError(f"there is no episode {episode!r} in {run}; `sandlot view {run}` lists them")

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from sandlot.errors import AuditError, JournalError, SandlotError
+from sandlot.errors import AuditError, SandlotError
 from sandlot.rollout.policy import engine_at
-from sandlot.trajectory.audit import Violation
+from sandlot.trajectory.audit import AuditReport, Violation
 from sandlot.trajectory.journal import read_journal
 from sandlot.trajectory.rundir import EpisodeState, RunDir
+from sandlot.trajectory.sample import Sample, Span
 
 Tick = Callable[[int, int], None]
 """Told after each step how many are done, and of how many."""
+
+
+UNREADABLE = "unreadable"
+"""Kind of the violation of an episode whose journal or samples cannot be read."""
 
 
 @dataclass
@@ -31,34 +36,23 @@ class RunAudit:
     )
     violations: list[tuple[str, Violation]] = field(default_factory=list)
 
+    @property
+    def unreadable(self) -> dict[str, str]:
+        """By episode of which nothing can be proven: why, and the cure."""
+        return {episode_id: v.detail for episode_id, v in self.violations if v.kind == UNREADABLE}
+
     def raise_for_violations(self) -> None:
-        """`AuditError` with the count and the first violation, if there is one."""
-        if self.violations:
-            episode_id, first = self.violations[0]
-            raise AuditError(f"the audit found {len(self.violations)} violations; the first, in {episode_id}: {first}")
+        """`AuditError` with the count and the first violation, if there is one in what could be read."""
+        if broken := [(episode_id, v) for episode_id, v in self.violations if v.kind != UNREADABLE]:
+            episode_id, first = broken[0]
+            raise AuditError(f"the audit found {len(broken)} violations; the first, in {episode_id}: {first}")
 
     def as_dict(self) -> dict[str, Any]:
         listed = [{"episode_id": e, "text": str(v)} for e, v in self.violations]
         return {**self.counts, "violations": listed}
 
-
-def audit_run(run: RunDir, tick: Tick | None = None) -> RunAudit:
-    """Prove the stored samples of every finished episode against its journal."""
-    found = RunAudit()
-    episode_ids = run.episode_ids()
-    for number, episode_id in enumerate(episode_ids, 1):
-        if run.state(episode_id) is not EpisodeState.FINISHED:
-            found.counts["unfinished"] += 1
-            continue
-        try:
-            report = run.audit(episode_id)
-        except FileNotFoundError:
-            found.violations.append((episode_id, Violation("journal", detail="it is missing; restore it from a copy")))
-            continue
-        except SandlotError as error:
-            kind = "journal" if isinstance(error, JournalError) else "samples"
-            found.violations.append((episode_id, Violation(kind, detail=str(error))))
-            continue
+    def add(self, episode_id: str, report: AuditReport) -> None:
+        """Count what was proven of an episode."""
         counted = {
             "episodes": 1,
             "turns": report.turns,
@@ -69,11 +63,35 @@ def audit_run(run: RunDir, tick: Tick | None = None) -> RunAudit:
             "undelivered": report.undelivered,
         }
         for name, count in counted.items():
-            found.counts[name] += count
-        found.violations += [(episode_id, violation) for violation in report.violations]
+            self.counts[name] += count
+        self.violations += [(episode_id, violation) for violation in report.violations]
+
+
+def audit_run(run: RunDir, tick: Tick | None = None) -> RunAudit:
+    """Prove the stored samples of every finished episode against its journal.
+
+    An episode that cannot be read is a violation of its own and hides no other.
+    """
+    found = RunAudit()
+    episode_ids = run.episode_ids()
+    for number, episode_id in enumerate(episode_ids, 1):
+        try:
+            if run.state(episode_id) is EpisodeState.FINISHED:
+                found.add(episode_id, run.audit(episode_id))
+            else:
+                found.counts["unfinished"] += 1
+        except (SandlotError, OSError) as error:
+            found.violations.append((episode_id, Violation(UNREADABLE, detail=_told(error))))
         if tick is not None:
             tick(number, len(episode_ids))
     return found
+
+
+def _told(error: SandlotError | OSError) -> str:
+    if not isinstance(error, OSError):
+        return str(error)
+    what = f"{error.filename or 'its journal or its samples'} cannot be read ({error.strerror or error})"
+    return f"{what}; restore it from a copy, or let it be read"
 
 
 @dataclass(frozen=True)
@@ -90,30 +108,28 @@ class Gap:
         return {"tokens": self.tokens, "largest": self.largest, "mean": self.mean, "skipped": self.skipped}
 
 
-async def rescore_run(run: RunDir, url: str, tick: Tick | None = None, *, kind: str = "vllm") -> Gap:
-    """Let the engine at `url`, which speaks `kind`, score every sample again and compare the trained tokens."""
+async def rescore_run(
+    run: RunDir, url: str, tick: Tick | None = None, *, kind: str = "vllm", without: Collection[str] = ()
+) -> Gap:
+    """Let the engine at `url`, which speaks `kind`, score every sample again and compare the trained tokens.
+
+    `without` names episodes that cannot be read.
+    """
     engine = engine_at(url, kind)
     gaps: list[np.ndarray[Any, Any]] = []
     skipped = 0
-    samples = list(run.samples())
-    plain = {
-        turn.id: turn.sampling.get("temperature") == 1.0
-        and turn.sampling.get("top_p") == 1.0
-        and turn.sampling.get("top_k") in (-1, 0)
-        for episode_id in {s.episode_id for s in samples}
-        for turn in read_journal(run.journal_path(episode_id)).turns
-    }
+    episode_ids = [episode_id for episode_id in run.finished() if episode_id not in without]
     try:
-        for number, sample in enumerate(samples, 1):
-            spans = [span for span in sample.spans if plain[span.turn_id]]
-            skipped += sum(span.length for span in sample.spans) - sum(span.length for span in spans)
-            if spans:
-                scores = np.asarray([0.0, *await engine.score(sample.tokens.tolist())])
-                for span in spans:
-                    place = slice(span.start, span.start + span.length)
-                    gaps.append(np.abs(scores[place] - sample.logprobs[place]))
+        for number, episode_id in enumerate(episode_ids, 1):
+            for sample, spans in _plainly_sampled(run, episode_id):
+                skipped += sum(span.length for span in sample.spans) - sum(span.length for span in spans)
+                if spans:
+                    scores = np.asarray([0.0, *await engine.score(sample.tokens.tolist())])
+                    for span in spans:
+                        place = slice(span.start, span.start + span.length)
+                        gaps.append(np.abs(scores[place] - sample.logprobs[place]))
             if tick is not None:
-                tick(number, len(samples))
+                tick(number, len(episode_ids))
     finally:
         await engine.close()
     joined = np.concatenate(gaps) if gaps else np.zeros(0)
@@ -121,6 +137,21 @@ async def rescore_run(run: RunDir, url: str, tick: Tick | None = None, *, kind: 
     return Gap(len(joined), largest, mean, skipped)
 
 
-def rescore(run: RunDir, url: str, tick: Tick | None = None, *, kind: str = "vllm") -> Gap:
+def _plainly_sampled(run: RunDir, episode_id: str) -> Iterator[tuple[Sample, list[Span]]]:
+    """The samples of an episode, each with its spans whose distribution was the model's own."""
+    plain = {
+        turn.id
+        for turn in read_journal(run.journal_path(episode_id)).turns
+        if turn.sampling.get("temperature") == 1.0
+        and turn.sampling.get("top_p") == 1.0
+        and turn.sampling.get("top_k") in (-1, 0)
+    }
+    for sample in run.samples_of(episode_id):
+        yield sample, [span for span in sample.spans if span.turn_id in plain]
+
+
+def rescore(
+    run: RunDir, url: str, tick: Tick | None = None, *, kind: str = "vllm", without: Collection[str] = ()
+) -> Gap:
     """`rescore_run` for callers without an event loop."""
-    return asyncio.run(rescore_run(run, url, tick, kind=kind))
+    return asyncio.run(rescore_run(run, url, tick, kind=kind, without=without))

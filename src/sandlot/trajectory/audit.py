@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -59,11 +60,13 @@ def audit(
     sealed: bool = True,
     failure: str | None = None,
     max_tokens: int | None = None,
+    metadata: Mapping[str, Any] | None = None,
 ) -> AuditReport:
     """Prove `samples` against all turns of their session, in the order they were sampled.
 
-    `sealed`, `failure` and `max_tokens` are what the journal says of the session: whether it is over, how it failed,
-    and beyond how many tokens turns are cut. Pure; rebuilds everything it needs by itself.
+    `sealed`, `failure`, `max_tokens` and `metadata` are what the journal says of the session: whether it is over, how
+    it failed, beyond how many tokens turns are cut, and what each sample carries besides the facts of its own path
+    (None: it is not looked at). Pure; rebuilds everything it needs by itself.
     """
     session = Session(turns)
     found = list(session.violations)
@@ -71,8 +74,18 @@ def audit(
         why = "not sealed" if not sealed else failure or "empty"
         found.append(Violation("session", detail=f"a session that is {why} has no samples"))
     trained: Counter[str] = Counter()
+    place = {turn_id: k for k, turn_id in enumerate(session.turns)}
+    last = -1
     for sample in samples:
-        check = _SampleCheck(session, sample, max_tokens)
+        check = _SampleCheck(session, sample, max_tokens, metadata)
+        if not check.violations:
+            leaf = check.trained[-1]
+            if check.trained != [t for t in session.path(leaf) if t not in trained]:
+                why = "it does not train exactly what of its path no sample before it trains"
+                found.append(Violation("stretch", sample.index, leaf, None, why))
+            if place[leaf] < last:
+                found.append(Violation("order", sample.index, leaf, None, "its last turn is older than the one before"))
+            last = place[leaf]
         found += check.violations
         trained.update(check.trained)
     found += _siblings(samples)
@@ -105,7 +118,8 @@ def audit(
 
 
 def audit_journal(content: JournalContent, samples: Sequence[Sample], *, failure: str | None = None) -> AuditReport:
-    """Prove `samples` against the journal of their episode, also that they carry its ids and its reward.
+    """Prove `samples` against the journal of their episode, also that they carry its ids, its reward and its metadata,
+    and no credit, which is given when they leave the run.
 
     `failure` overrules the one in the journal, for an episode whose samples were refused.
     """
@@ -116,6 +130,7 @@ def audit_journal(content: JournalContent, samples: Sequence[Sample], *, failure
         sealed=sealed is not None,
         failure=failure or (sealed.failure if sealed else None),
         max_tokens=header.max_tokens if header else None,
+        metadata=header.metadata if header else None,
     )
     found: list[Violation] = []
     for sample in samples:
@@ -123,6 +138,10 @@ def audit_journal(content: JournalContent, samples: Sequence[Sample], *, failure
             found.append(Violation("identity", sample.index, detail="its episode or group is not the journal's"))
         if sealed is None or sample.reward != sealed.reward:
             found.append(Violation("reward", sample.index, detail=f"{sample.reward!r} is not the journal's reward"))
+        if (sample.advantage, sample.loss_weight) != (None, 1.0):
+            found.append(
+                Violation("credit", sample.index, detail="it was given credit, which a journal knows nothing of")
+            )
     return replace(report, violations=report.violations + tuple(found))
 
 
@@ -157,10 +176,13 @@ def _siblings(samples: Sequence[Sample]) -> list[Violation]:
 class _SampleCheck:
     """Checks one sample; `trained` are the turns that it trains whole."""
 
-    def __init__(self, session: Session, sample: Sample, max_tokens: int | None) -> None:
+    def __init__(
+        self, session: Session, sample: Sample, max_tokens: int | None, metadata: Mapping[str, Any] | None
+    ) -> None:
         self.session = session
         self.sample = sample
         self.max_tokens = max_tokens
+        self.metadata = metadata
         self.violations: list[Violation] = []
         self.trained: list[str] = []
         self._equal_upto: dict[
@@ -281,3 +303,17 @@ class _SampleCheck:
             self._fail(
                 "overlong", leaf.id, self.max_tokens, f"{len(s.tokens)} tokens do not fit into {self.max_tokens}"
             )
+        if self.metadata is not None and not self.violations:
+            self._metadata(leaf, len(path), cut=bool(cut))
+
+    def _metadata(self, leaf: Turn, turns: int, *, cut: bool) -> None:
+        """What the row says of its path, on which credit depends, and what it carries of its session."""
+        fork = self.session.turns[self.sample.spans[0].turn_id].fork
+        wanted: dict[str, Any] = {**(self.metadata or {}), "turns": turns}
+        wanted |= {"fork": fork} if fork else {}
+        wanted |= {"abandoned": True} if self.session.abandoned(leaf) else {}
+        wanted |= {"cut": True} if cut else {}
+        got = self.sample.metadata
+        for name in sorted({*got, *wanted}):
+            if got.get(name) != wanted.get(name) or (name in got) != (name in wanted):
+                self._fail("metadata", leaf.id, None, f"{name} is {got.get(name)!r}, not {wanted.get(name)!r}")

@@ -217,7 +217,7 @@ def _replay(data: bytes, path: Path) -> tuple[JournalContent, _Order, int]:
     delivered: set[str] = set()
     for record, next_at in _records(data, path):
         if problem := order.problem(record):
-            raise JournalError(f"{path} is damaged at byte {end}: {problem}")
+            raise _damaged(path, end, problem)
         order.note(record)
         match record:
             case SessionRecord():
@@ -249,10 +249,14 @@ def _turns(records: list[tuple[int, TurnRecord]], delivered: set[str], path: Pat
         try:
             turn = record.turn(earlier, delivered=record.id in delivered)
         except JournalError as e:
-            raise JournalError(f"{path} is damaged at byte {at}: {e}; restore it from a copy or move it away") from e
+            raise _damaged(path, at, e) from e
         earlier.add(turn)
         turns.append(turn)
     return turns
+
+
+def _damaged(path: Path, at: int, why: object) -> JournalError:
+    return JournalError(f"{path} is damaged at byte {at}: {why}; restore it from a copy or move it away")
 
 
 def _member(record: Record) -> bytes:
@@ -273,9 +277,7 @@ def _body_size(data: bytes, at: int, path: Path) -> int:
     head = data[at : at + _HEADER]
     (size,) = struct.unpack_from("<I", head, len(_FIXED))
     if head != _header(size):
-        raise JournalError(
-            f"{path} is damaged at byte {at}: no record begins here; restore it from a copy or move it away"
-        )
+        raise _damaged(path, at, "no record begins here")
     return int(size)
 
 
@@ -287,9 +289,7 @@ def _records(data: bytes, path: Path) -> Iterator[tuple[Record, int]]:
         if rest < _HEADER:
             known = min(rest, len(_FIXED))
             if data[at : at + known] != _FIXED[:known]:
-                raise JournalError(
-                    f"{path} is damaged at byte {at}: no record begins here; restore it from a copy or move it away"
-                )
+                raise _damaged(path, at, "no record begins here")
             return
         size = _body_size(data, at, path)
         if rest < _HEADER + size:
@@ -303,6 +303,6 @@ def _records(data: bytes, path: Path) -> Iterator[tuple[Record, int]]:
                 raise ValueError("checksum differs")
             record = _decoder.decode(text)
         except (zlib.error, struct.error, ValueError, msgspec.MsgspecError) as e:
-            raise JournalError(f"{path} is damaged at byte {at}: {e}; restore it from a copy or move it away") from e
+            raise _damaged(path, at, e) from e
         yield record, end
         at = end

@@ -12,20 +12,6 @@ from typing import Any
 
 import msgspec
 
-from sandlot.errors import JournalError
-
-
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The complete lines of a file, none when there is no file; a damaged line raises `JournalError`."""
-    if not path.exists():
-        return
-    data = path.read_bytes()
-    for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), start=1):
-        try:
-            yield msgspec.json.decode(line, type=dict[str, Any])
-        except msgspec.MsgspecError as e:
-            raise JournalError(f"{path} is damaged in line {number}: {e}; restore the file from a copy") from e
-
 
 class LineWriter:
     """Appends JSON lines, each in one write, with `durable` each on disk before `append` returns.
@@ -43,7 +29,8 @@ class LineWriter:
             if durable:
                 os.fsync(self._fd)
 
-    def append(self, row: Mapping[str, Any]) -> None:
+    def append(self, row: Mapping[str, Any]) -> tuple[int, int]:
+        """Write a line; where it stands, and its length."""
         line = msgspec.json.encode(dict(row)) + b"\n"
         with self._alone():
             end = self._end()
@@ -56,6 +43,7 @@ class LineWriter:
             except BaseException:
                 os.ftruncate(self._fd, end)
                 raise
+        return end, len(line)
 
     def _end(self) -> int:
         """Where the next line begins; what a killed writer left of one is cut off."""

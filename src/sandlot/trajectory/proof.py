@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 
 import numpy as np
@@ -74,6 +75,15 @@ class Session:
         """The kept turns that continue a turn."""
         return [t for c in self.children.get(turn_id, ()) if self.kept(t := self.turns[c])]
 
+    def abandoned(self, turn: Turn) -> bool:
+        """Whether nothing continues a turn, but another answer to the same prompt."""
+        return turn.id not in self.children and (turn.prompt_length, turn.prompt_sha256) in self._continued
+
+    @cached_property
+    def _continued(self) -> set[tuple[int, str]]:
+        """Prompts whose answer was continued."""
+        return {(self.turns[turn_id].prompt_length, self.turns[turn_id].prompt_sha256) for turn_id in self.children}
+
     def pieces(self, turn: Turn, known: Mapping[str, int] = MappingProxyType({})) -> list[tuple[Turn, int]]:
         """The delta chain of a turn's prompt: (turn, how many of its leading tokens count), nearest first.
 
@@ -109,6 +119,10 @@ class Session:
         if turn.finish_reason not in ("stop", "length"):
             found.append(("turn_finish", None, f"finish reason {turn.finish_reason!r} is not a finished turn"))
         found += _logprob_problems(turn.logprobs, count)
+        if turn.logprobs_mode not in ("processed", "raw"):
+            found.append(
+                ("turn_mode", None, f"logprobs of the mode {turn.logprobs_mode!r} are of no known distribution")
+            )
         if turn.logprobs_mode == "raw" and not _unchanged_by_sampling(turn):
             found.append(("turn_mode", None, "logprobs are of the raw logits, the sampling was not"))
         edges = [0, *(end for _, _, end in turn.versions)]

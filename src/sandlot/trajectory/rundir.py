@@ -18,26 +18,27 @@ import hashlib
 import itertools
 import os
 import re
-import threading
 import time
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import msgspec
 import tomli_w
 
 from sandlot.errors import ConfigError, FailureKind, JournalError
 from sandlot.trajectory.audit import AuditReport, audit_journal
 from sandlot.trajectory.journal import JournalWriter, read_header, read_journal, sync_directory
-from sandlot.trajectory.lines import LineWriter, read_lines
+from sandlot.trajectory.lines import LineWriter
 from sandlot.trajectory.records import SessionRecord
-from sandlot.trajectory.result import complete_episode
+from sandlot.trajectory.result import complete_episode, row_violations
+from sandlot.trajectory.results import Results
 from sandlot.trajectory.runfile import first_difference, plain, read_run_file
 from sandlot.trajectory.sample import Sample
-from sandlot.trajectory.store import read_samples, write_atomically, write_bytes, write_samples
+from sandlot.trajectory.store import read_samples, write_atomically, write_samples
 
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}")
 _ABORTED = re.compile(r".*\.\d+\.aborted", re.IGNORECASE)
@@ -59,6 +60,15 @@ def _begun(path: Path) -> bool:
     return any((path / "episodes").glob("*.jsonl.gz")) or (results.exists() and results.stat().st_size > 0)
 
 
+def _episode_of(file: Path, name: str) -> set[str]:
+    """The id of the episode whose journal is called `name`, none where its header is not complete."""
+    try:
+        header = read_header(file)
+    except JournalError:
+        return {name}
+    return {header.episode_id} if header else set()
+
+
 def safe_name(episode_id: str) -> str:
     """A file name for an episode id: the id itself where that is safe, else a readable part and a hash."""
     if _PLAIN.fullmatch(episode_id) and not _ABORTED.fullmatch(episode_id):
@@ -75,9 +85,7 @@ class RunDir:
         self.config = config
         self.facts = facts
         self._lock = lock
-        self._rows_lock = threading.Lock()
-        self._results = {str(row["episode_id"]): row for row in read_lines(path / "results.jsonl")}
-        self._result_lines = LineWriter(path / "results.jsonl", durable=True) if lock is not None else None
+        self._results = Results(path / "results.jsonl", write=lock is not None)
         self._metric_lines = LineWriter(path / "metrics.jsonl", durable=False) if lock is not None else None
 
     @classmethod
@@ -161,36 +169,48 @@ class RunDir:
         return self.path / "logs" / f"{safe_name(episode_id)}.{kind}.log"
 
     def episode_ids(self) -> list[str]:
-        """Ids of all episodes that have a journal with a header, sorted; set-aside attempts do not count."""
+        """Ids of all episodes that have a journal with a header, sorted; set-aside attempts do not count.
+
+        One whose header is damaged goes by the name of its file: asking for its state says what is wrong.
+        """
         found = set(self._results)
+        known = {safe_name(episode_id) for episode_id in found}
         for file in (self.path / "episodes").glob("*.jsonl.gz"):
-            if not _ABORTED.fullmatch(file.name.removesuffix(".jsonl.gz")) and (header := read_header(file)):
-                found.add(header.episode_id)
+            name = file.name.removesuffix(".jsonl.gz")
+            if name not in known and not _ABORTED.fullmatch(name):
+                with suppress(FileNotFoundError):  # its writer has just set it aside
+                    found |= _episode_of(file, name)
         return sorted(found)
 
     def state(self, episode_id: str) -> EpisodeState:
         if episode_id in self._results:  # only ever written after its journal was sealed
             return EpisodeState.FINISHED
-        path = self.journal_path(episode_id)
-        if not path.exists():
+        try:
+            sealed = read_journal(self.journal_path(episode_id)).sealed
+        except FileNotFoundError:
             return EpisodeState.ABSENT
-        return EpisodeState.SEALED if read_journal(path).sealed else EpisodeState.UNSEALED
+        return EpisodeState.SEALED if sealed else EpisodeState.UNSEALED
 
-    def results(self) -> list[dict[str, Any]]:
+    def results(self) -> Iterator[dict[str, Any]]:
         """The result rows of the finished episodes, in the order they finished."""
-        return list(self._results.values())
+        return map(self._results.__getitem__, self._results)
 
     def result(self, episode_id: str) -> dict[str, Any] | None:
         return self._results.get(episode_id)
 
     def finished(self) -> list[str]:
         """Ids of the finished episodes, those of a group together: groups and episodes in the order of their ids."""
-        return sorted(self._results, key=lambda episode_id: (self._results[episode_id]["group_id"], episode_id))
+        return sorted(self._results, key=lambda episode_id: (self._results.group(episode_id), episode_id))
 
-    def sample_groups(self) -> Iterator[list[Sample]]:
-        """The samples of all finished episodes, those of a group together, in the order of `finished`."""
-        with_samples = [episode_id for episode_id in self.finished() if self._results[episode_id]["samples"]]
-        for _, group in itertools.groupby(with_samples, key=lambda episode_id: self._results[episode_id]["group_id"]):
+    def samples_of(self, episode_id: str) -> list[Sample]:
+        """The stored samples of a finished episode."""
+        path = self.samples_path(episode_id)
+        return list(read_samples(path)) if episode_id in self._results and path.exists() else []
+
+    def sample_groups(self, *, without: Collection[str] = ()) -> Iterator[list[Sample]]:
+        """The samples of all finished episodes but `without`, those of a group together, in the order of `finished`."""
+        wanted = [e for e in self.finished() if e not in without and self._results.has_samples(e)]
+        for _, group in itertools.groupby(wanted, self._results.group):
             yield [sample for episode_id in group for sample in read_samples(self.samples_path(episode_id))]
 
     def samples(self) -> Iterator[Sample]:
@@ -214,14 +234,10 @@ class RunDir:
 
     def begin_again(self, episode_ids: Collection[str]) -> None:
         """Take finished episodes for ones that never ran; their journals are set aside. Nothing may run meanwhile."""
-        lines = self._writable()
+        self._writable()
         for episode_id in episode_ids:
             self._set_aside(episode_id)
-            self._results.pop(episode_id, None)
-        kept = b"".join(msgspec.json.encode(row) + b"\n" for row in self._results.values())
-        lines.close()
-        write_bytes(self.path / "results.jsonl", kept)
-        self._result_lines = LineWriter(self.path / "results.jsonl", durable=True)
+        self._results.drop(episode_ids)
 
     def _set_aside(self, episode_id: str) -> None:
         path = self.journal_path(episode_id)
@@ -238,20 +254,17 @@ class RunDir:
         The same for an episode that just ended and for one that a killed process left behind; doing it again gives
         the row that is there. Samples that do not pass the audit are not written, and the row says so.
         """
-        lines = self._writable()
-        if row := self._results.get(episode_id):
-            return row
+        self._writable()
+        if episode_id in self._results:
+            return self._results[episode_id]
         content = read_journal(self.journal_path(episode_id))
         row, samples = complete_episode(content)
         if samples:
             write_samples(self.samples_path(episode_id), samples)
         else:
             self.samples_path(episode_id).unlink(missing_ok=True)
-        with self._rows_lock:
-            if episode_id not in self._results:
-                lines.append(row)
-                self._results[episode_id] = row
-            return self._results[episode_id]
+        self._results.add(row)
+        return self._results[episode_id]
 
     def recover(self) -> list[dict[str, Any]]:
         """Complete every sealed episode that has no result row yet; returns the new rows.
@@ -271,27 +284,26 @@ class RunDir:
         return rows
 
     def audit(self, episode_id: str) -> AuditReport:
-        """Prove the stored samples of a finished episode against its journal."""
+        """Prove the stored samples of a finished episode, and its result row, against its journal."""
         content = read_journal(self.journal_path(episode_id))
-        path = self.samples_path(episode_id)
-        row = self._results.get(episode_id)
-        samples = list(read_samples(path)) if row is not None and path.exists() else []
-        return audit_journal(content, samples, failure=row["failure"] if row else FailureKind.ABORTED)
+        row, samples = self._results.get(episode_id), self.samples_of(episode_id)
+        if row is None:
+            return audit_journal(content, samples, failure=FailureKind.ABORTED)
+        report = audit_journal(content, samples, failure=row["failure"] if row.get("violations") else None)
+        return report if not report.ok else replace(report, violations=row_violations(row, content, report))
 
     def metrics(self, row: Mapping[str, Any]) -> None:
         """Add a line to `metrics.jsonl`."""
-        self._writable()
-        assert self._metric_lines is not None
-        self._metric_lines.append({"time": time.time(), **row})
+        self._writable().append({"time": time.time(), **row})
 
     def close(self) -> None:
         """Let go of the run; another process may write it then."""
-        for lines in (self._result_lines, self._metric_lines):
-            if lines is not None:
-                lines.close()
+        self._results.close()
+        if self._metric_lines is not None:
+            self._metric_lines.close()
         if self._lock is not None:
             os.close(self._lock)
-        self._lock = self._result_lines = self._metric_lines = None
+        self._lock = self._metric_lines = None
 
     def __enter__(self) -> Self:
         return self
@@ -300,9 +312,10 @@ class RunDir:
         self.close()
 
     def _writable(self) -> LineWriter:
-        if self._result_lines is None:
+        """The lines of `metrics.jsonl`, which only a writer has."""
+        if self._metric_lines is None:
             raise ConfigError(f"{self.path} is open for reading only")
-        return self._result_lines
+        return self._metric_lines
 
 
 def _take_lock(path: Path) -> int:

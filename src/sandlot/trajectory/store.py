@@ -54,7 +54,7 @@ def write_samples(path: str | os.PathLike[str], samples: Iterable[Sample]) -> No
     """Write samples to one parquet file; at `path` there is the old file or the whole new one at any moment."""
 
     def write(file: IO[bytes]) -> None:
-        with pq.ParquetWriter(file, SCHEMA, compression="zstd") as writer:
+        with pq.ParquetWriter(file, SCHEMA, compression="zstd", write_page_checksum=True) as writer:
             for batch in _batches(samples):
                 writer.write_batch(_to_batch(batch))
 
@@ -65,16 +65,23 @@ def read_samples(path: str | os.PathLike[str]) -> Iterator[Sample]:
     """The samples of a parquet file, or of all `*.parquet` files of a directory in the order of their names."""
     path = Path(path)
     for file in sorted(path.glob("*.parquet")) if path.is_dir() else [path]:
-        try:
-            parquet = pq.ParquetFile(file)
-        except (pa.ArrowException, ValueError) as e:
-            raise SandlotError(f"{file} is no readable parquet file: {e}") from e
-        with parquet:
+        with file.open("rb") as opened:
+            yield from _samples(file, opened)
+
+
+def _samples(path: Path, file: IO[bytes]) -> Iterator[Sample]:
+    """The samples of an open file. What a damaged one makes of itself can be any error of the reader's."""
+    try:
+        with pq.ParquetFile(file, page_checksum_verification=True) as parquet:
             version = (parquet.schema_arrow.metadata or {}).get(b"sandlot.samples")
             if version != _SCHEMA_VERSION:
-                raise SandlotError(f"{file} holds no samples that this version of sandlot reads (schema {version!r})")
+                raise SandlotError(f"{path} holds no samples that this version of sandlot reads (schema {version!r})")
+            if not parquet.schema_arrow.equals(SCHEMA):
+                raise ValueError("its columns are not those of samples")
             for group in range(parquet.num_row_groups):
                 yield from _from_table(parquet.read_row_group(group))
+    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as e:
+        raise SandlotError(f"{path} is damaged: {' '.join(str(e).split())}; restore it from a copy") from e
 
 
 def write_jsonl(path: str | os.PathLike[str], samples: Iterable[Sample]) -> None:
