@@ -92,12 +92,18 @@ class EpisodeRunner:
         """Run the episode to its result row. What breaks on the way becomes a failure kind, never an exception;
         only a real cancellation from outside gets through."""
         for number in range(1, self.config.retries + 2):
+            policy = self.gateway.policy
             header = SessionRecord(
                 episode_id=spec.id,
                 group_id=spec.group_id,
-                sampling=self.gateway.policy.sampling.as_dict(),
+                sampling=policy.sampling.as_dict(),
                 metadata={"task": spec.task.id, "harness": spec.harness, "attempt": spec.attempt},
-                session={"try": number, "model": self.gateway.policy.model, "image": spec.task.image},
+                session={
+                    "try": number,
+                    "model": policy.model,
+                    "max_context": policy.max_context,
+                    "image": spec.task.image,
+                },
             )
             journal = await asyncio.to_thread(self.run.begin, header)
             try:

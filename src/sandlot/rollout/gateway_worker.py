@@ -17,6 +17,7 @@ from sandlot.errors import SandlotError
 from sandlot.gateway import Gateway, GatewayLimits
 from sandlot.gateway.process import loaded, serve
 from sandlot.gateway.worker import WorkerServer
+from sandlot.rollout.continued import expect_same_model
 from sandlot.rollout.policy import policy_of
 from sandlot.rollout.serve import recorders, stop_signals
 from sandlot.trajectory.rundir import RunDir
@@ -58,15 +59,17 @@ async def _serve(setup: Setup, answer: int) -> None:
     stop = stop_signals()
     async with AsyncExitStack() as stack:
         channel = stack.enter_context(socket.socket(fileno=setup.channel))
-        recorder = None
+        run = None
         if setup.run is not None and setup.lock is not None:
-            recorder = recorders(stack.enter_context(RunDir.join(setup.run, setup.lock)))
+            run = stack.enter_context(RunDir.join(setup.run, setup.lock))
         policy = await stack.enter_async_context(policy_of(load_config(None, setup.config), (), say=_quiet))
+        if run is not None:
+            expect_same_model(run, policy.model)
         gateway = await stack.enter_async_context(
             Gateway(
                 policy,
                 limits=GatewayLimits().shared_by(setup.workers),
-                recorder=recorder,
+                recorder=None if run is None else recorders(run),
                 worker=setup.number,
                 lost=[bytes.fromhex(digest) for digest in setup.lost],
             )

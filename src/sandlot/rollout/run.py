@@ -16,13 +16,14 @@ from sandlot.gateway import Gateway, GatewayLimits
 from sandlot.grading.runtime import runtime_layers
 from sandlot.harness import Harness
 from sandlot.harness.chosen import chosen
+from sandlot.rollout.continued import expect_same_model, open_run
 from sandlot.rollout.episode import Episode, EpisodeRunner
 from sandlot.rollout.outcome import EpisodeResult
 from sandlot.rollout.policy import Say, expect_policy, policy_of
 from sandlot.rollout.progress import Progress, Silent
 from sandlot.sandbox import Layer, make_backend
 from sandlot.tasks import Task, load_tasks
-from sandlot.trajectory.rundir import EpisodeState, RunDir
+from sandlot.trajectory.rundir import EpisodeState
 
 MAY_DIFFER = ("concurrency", "retries", "max_infra_share")
 """Settings that may change when a run is continued: no result depends on them."""
@@ -65,10 +66,9 @@ async def rollout(
     progress = progress or Silent()
     tasks, specs = await asyncio.to_thread(planned, config)
     facts = {"sandlot": version("sandlot"), "python": platform.python_version(), "kernel": platform.release()}
-    settings = config.model_dump(mode="json")
     harnesses = {name: chosen(name, say) for name in config.harness}
     expect_policy(config)
-    with RunDir.create_or_continue(out, settings, facts=facts, may_differ=MAY_DIFFER) as run:
+    with open_run(Path(out), config, facts=facts, may_differ=MAY_DIFFER) as run:
         await asyncio.to_thread(run.recover)
         if lost := [row["episode_id"] for row in run.results() if row["failure"] in _NOT_THE_POLICYS]:
             run.begin_again(lost)
@@ -81,6 +81,7 @@ async def rollout(
                 layers = await _install(harnesses, {spec.task.image for spec in missing}, say)
                 log = run.path / "logs" / "engine.log"
                 policy = await stack.enter_async_context(policy_of(config, tasks, say=say, log=log))
+                expect_same_model(run, policy.model, policy.max_context)
                 for harness in harnesses.values():
                     expect_room(harness, policy.max_context)
                 await backend.sweep()

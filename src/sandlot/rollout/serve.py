@@ -21,6 +21,7 @@ from sandlot.gateway.front_control import FrontControl
 from sandlot.gateway.gateway import RecorderFactory
 from sandlot.gateway.process import loaded
 from sandlot.gateway.workers import HEARTBEAT_TIMEOUT_S, Workers, worker_argv
+from sandlot.rollout.continued import expect_same_model, open_run
 from sandlot.rollout.policy import Say, policy_of, with_engine
 from sandlot.rollout.recorder import JournalRecorder
 from sandlot.trajectory.records import SessionRecord
@@ -86,7 +87,7 @@ async def serve_gateway(
     async with AsyncExitStack() as stack:
         run = None
         if out is not None:
-            run = stack.enter_context(RunDir.create_or_continue(out, config.model_dump(mode="json")))
+            run = stack.enter_context(open_run(out, config))
         try:
             if workers == 1:
                 port, control = await _alone(stack, config, run, admin_key, places, say)
@@ -107,6 +108,8 @@ async def _alone(
 ) -> tuple[int, int]:
     """Serve from this process; the ports."""
     policy = await stack.enter_async_context(policy_of(config, (), say=say))
+    if run is not None:
+        expect_same_model(run, policy.model)
     gateway = await stack.enter_async_context(Gateway(policy, recorder=recorders(run) if run is not None else None))
     port = await gateway.serve(*places.agents)
     app = control_app(gateway, admin_key, places.told(port))
