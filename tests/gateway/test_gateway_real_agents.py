@@ -249,6 +249,24 @@ async def test_an_image_is_left_out_with_a_note(
     assert [t.parent for t in turns] == [None, turns[0].id, turns[1].id]
 
 
+@pytest.mark.parametrize(
+    ("harness", "tool"),
+    [
+        pytest.param(ClaudeCode(bare=False), "WebSearch", id="claude-code"),
+        pytest.param(GeminiCli(), "google_web_search", id="gemini-cli"),
+    ],
+)
+async def test_a_search_that_the_vendor_runs_is_not_offered(
+    make_rig: MakeRig, tmp_path: Path, harness: Harness, tool: str
+) -> None:
+    """The client would ask the policy for the results, which it could only make up."""
+    rig = await make_rig(in_turn([call_text(tool, {"query": "what is it"}), "Done."]))
+    result = await _run(rig, harness, tmp_path)
+    assert harness.failure(result) == (None, ""), result.text()
+    first, second = rig.session.turns
+    assert (second.parent, rig.session.counters.calls) == (first.id, {"unknown_tool": 1})
+
+
 @pytest.mark.parametrize("harness", ENDING)
 async def test_the_statement_arrives_whole_and_a_spent_budget_ends_it(
     make_rig: MakeRig, tmp_path: Path, harness: Harness, slow: Callable[[Rig], None]

@@ -15,6 +15,8 @@ _NEVER = "86400000"
 _HUGE_WINDOW = "1000000"
 _BARE_BELOW = 64_000
 """Tokens of context below which the full prompt (about 20k tokens) leaves too little room to work."""
+# A web search would ask the policy for results, which it could only make up; a fetch would ask the vendor first.
+_WEB = ("--disallowedTools", "WebSearch", "--settings", '{"skipWebFetchPreflight": true}')
 
 _ENV = {
     "IS_SANDBOX": "1",  # the root of a sandbox may skip permissions
@@ -70,7 +72,7 @@ class ClaudeCode:
 
     def command(self, prompt: str, endpoint: Endpoint) -> Command:
         argv = [_CLI, "--print", "--dangerously-skip-permissions", "--model", endpoint.model]
-        argv += ["--output-format", "stream-json", "--verbose"]
+        argv += ["--output-format", "stream-json", "--verbose", *_WEB]
         if self.is_bare(endpoint):
             argv.append("--bare")
         env = {

@@ -22,6 +22,8 @@ _NEVER_TOKENS = 1_000_000_000
 # Its settings for these are read by nothing: tokens of tools' outputs that stay, and that must be saved at least.
 _KEPT, _SAVED = 45758817, 45758818
 _API_ERROR = "ApiError: "
+_VENDORS = ["google_web_search", "web_fetch"]
+"""Tools that the vendor's models run: the policy would be asked for what they find, and could only make it up."""
 
 
 def _skip(path: PurePosixPath) -> bool:
@@ -71,7 +73,7 @@ class GeminiCli:
                 "disableLoopDetection": True,  # it asks a model whether there is a loop
                 "skipNextSpeakerCheck": True,
             },
-            "tools": {"shell": {"enableInteractiveShell": False}, "useRipgrep": False},
+            "tools": {"shell": {"enableInteractiveShell": False}, "useRipgrep": False, "exclude": _VENDORS},
             "ide": {"enabled": False},
         }
 
