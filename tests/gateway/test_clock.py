@@ -99,6 +99,25 @@ async def test_a_pause_that_does_not_end_is_the_engines_doing(make_rig: MakeRig)
     rig.gateway.resume()
 
 
+@pytest.mark.parametrize("paused", [True, False])
+async def test_a_client_that_leaves_during_a_pause_was_not_served(make_rig: MakeRig, paused: bool) -> None:
+    rig = await make_rig()
+    rig.engine.hold = True
+    if paused:
+        await rig.gateway.pause()
+    call = asyncio.create_task(rig.messages(ask("a")))
+    while not (rig.session.clock._held if paused else rig.engine.asked.is_set()):  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    call.cancel()
+    while not rig.session.counters.abandoned:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    assert bool(rig.session.counters.engine_error) is paused
+    rig.gateway.resume()
+    rig.engine.release.set()
+    assert (await rig.messages(ask("a")))[0] == 200
+    assert rig.session.counters.engine_error == ""
+
+
 async def test_what_waits_for_room_at_the_engine_waits_at_no_cost(make_rig: MakeRig) -> None:
     rig = await make_rig(limits=LIMITS, gateway_limits=GatewayLimits(engine_tokens=1, engine_retry_delays=()))
     async with AsyncExitStack() as others:

@@ -36,6 +36,11 @@ class Clock:
         self._set()
 
     @property
+    def standing(self) -> bool:
+        """Whether it stands now."""
+        return self._since is not None
+
+    @property
     def stood(self) -> float:
         """Seconds in which it stood."""
         return self._stood + (0.0 if self._since is None else time.monotonic() - self._since)

@@ -315,6 +315,8 @@ class Session:
 
     def _abandon(self, identity: bytes, call: Call) -> None:
         """Cancel a call that nobody waits for. The same request after this must not join it."""
+        if self.clock.standing:  # an agent that gives up for good now has not failed
+            self.counters.engine_error = "it did not serve a call until its client left"
         self._forget(identity, call)
         call.task.cancel()
 
