@@ -179,6 +179,33 @@ async def test_sampling_whose_logprobs_the_engine_would_not_give_is_refused(make
         rig.gateway.open(sampling=SamplingParams(temperature=0.5))
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "says"),
+    [
+        ("POST", "sessions", {"limit": {}}, 400, "there is no field 'limit'; there are: session_id, sampling, "),
+        (
+            "POST",
+            "sessions",
+            {"limits": {"turn": 2}},
+            400,
+            "there is no field 'limits.turn'; there are: turns, tokens, ",
+        ),
+        ("POST", "sessions", {"limits": {"turns": 0}}, 400, "limits.turns: input should be greater than 0 (got 0)"),
+        ("POST", "sessions", [1], 400, "body: input should be a valid dictionary"),
+        ("POST", "pause", {"mode": "now"}, 400, "mode: input should be 'drain' or 'abort' (got 'now')"),
+        ("GET", "pause", None, 405, "/control/pause takes POST, not GET"),
+        ("POST", "session", {}, 404, "there is no POST /control/session here"),
+        ("POST", "sessions", {"metadata": {"big": "x" * 2_000_000}}, 413, "the body is larger than 1048576 bytes"),
+    ],
+)
+async def test_a_call_that_cannot_be_answered_is_told_why(
+    make_rig: MakeRig, method: str, path: str, body: Any, status: int, says: str
+) -> None:
+    rig = await make_rig()
+    got, told = await (await control(rig))(method, f"/control/{path}", body)
+    assert (got, told["error"][: len(says)]) == (status, says)
+
+
 async def test_odd_keys_and_bodies_are_refused_like_any_other(make_rig: MakeRig) -> None:
     rig = await make_rig()
     told = await control(rig)

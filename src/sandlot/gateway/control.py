@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, get_args
 
 import msgspec
 from aiohttp import web
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from sandlot.gateway.session import Session
 
 T = TypeVar("T", bound=BaseModel)
+_BODY_BYTES = 1 << 20
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -100,7 +101,7 @@ def control_app(gateway: Gateway, admin_key: str, base_url: str) -> web.Applicat
 
 def control_routes(control: Control, admin_key: str) -> web.Application:
     """The control application over whatever answers it."""
-    app = web.Application(middlewares=[_errors, _authorized(admin_key)])
+    app = web.Application(middlewares=[_errors, _authorized(admin_key)], client_max_size=_BODY_BYTES)
     app.router.add_post("/control/sessions", control.open)
     app.router.add_get("/control/sessions/{id}", control.state)
     app.router.add_post("/control/sessions/{id}/finish", control.finish)
@@ -209,16 +210,23 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         return await handler(request)
     except ConfigError as error:
         return json_answer({"error": str(error)}, status=404 if "there is no session" in str(error) else 409)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "body"
-        return json_answer({"error": f"{where}: {first['msg']}"}, status=400)
-    except msgspec.DecodeError as error:
-        return json_answer({"error": f"the body is no JSON: {error}"}, status=400)
+    except _BodyError as error:
+        return json_answer({"error": str(error)}, status=400)
+    except web.HTTPMethodNotAllowed as error:
+        allowed = " or ".join(sorted(error.allowed_methods))
+        return json_answer({"error": f"{request.path} takes {allowed}, not {request.method}"}, status=405)
+    except web.HTTPNotFound:
+        return json_answer({"error": f"there is no {request.method} {request.path} here"}, status=404)
+    except web.HTTPRequestEntityTooLarge:
+        return json_answer({"error": f"the body is larger than {_BODY_BYTES} bytes"}, status=413)
     except JournalError as error:
         return json_answer({"error": str(error)}, status=409)
     except AuditError as error:
         return json_answer({"error": str(error)}, status=500)
+
+
+class _BodyError(Exception):
+    """A body that cannot be understood; the text says why, and what can."""
 
 
 async def body_of(request: web.Request, model: type[T]) -> T:
@@ -226,8 +234,23 @@ async def body_of(request: web.Request, model: type[T]) -> T:
     raw = await request.read()
     try:
         return model.model_validate(msgspec.json.decode(raw) if raw.strip() else {})
+    except msgspec.DecodeError as error:
+        raise _BodyError(f"the body is no JSON: {error}") from error
     except RecursionError as error:
-        raise msgspec.DecodeError("it is nested too deeply") from error
+        raise _BodyError("the body is no JSON: it is nested too deeply") from error
+    except ValidationError as error:
+        raise _BodyError(_problem(error, model)) from error
+
+
+def _problem(error: ValidationError, model: type[BaseModel]) -> str:
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"]) or "body"
+    if first["type"] != "extra_forbidden":
+        return f"{where}: {first['msg'][0].lower()}{first['msg'][1:]} (got {first['input']!r:.80})"
+    for part in first["loc"][:-1]:  # the section that it stands in
+        held = model.model_fields[str(part)].annotation
+        model = next(kind for kind in (held, *get_args(held)) if isinstance(kind, type) and issubclass(kind, BaseModel))
+    return f"there is no field {where!r}; there are: {', '.join(model.model_fields)}"
 
 
 def prometheus(text: bytes) -> web.Response:
