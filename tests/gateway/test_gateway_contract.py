@@ -506,28 +506,6 @@ async def test_journaled_deltas_give_the_prompt_that_was_sent(make_rig: MakeRig)
     assert ids_sha256(rebuilt) == two.prompt_sha256
 
 
-async def test_health_and_other_sessions_are_served_while_long_histories_are_rendered(make_rig: MakeRig) -> None:
-    rig = await make_rig(max_context=1_000_000)
-    text = "the quick brown fox jumps over the lazy dog " * 4000
-    delays: list[float] = []
-
-    async def probe() -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            before = loop.time()
-            async with rig.http.get(f"{rig.url}/") as reply:
-                assert reply.status == 200
-            delays.append(loop.time() - before)
-            await asyncio.sleep(0.02)
-
-    probing = asyncio.create_task(probe())
-    answers = await asyncio.gather(*(rig.messages(ask(f"{n} {text}")) for n in range(6)))
-    probing.cancel()
-    assert {s for s, _ in answers} == {200}
-    assert max(delays) < 1.0
-    assert len(delays) > 3
-
-
 @pytest.mark.parametrize(("path", "stopped_by"), [("", "context"), ("/count_tokens", "")])
 async def test_more_messages_than_tokens_fit_are_not_looked_at(
     make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch, path: str, stopped_by: str
@@ -605,6 +583,8 @@ async def test_a_prompt_beyond_any_context_holds_no_other_session_up(
     try:
         async with asyncio.timeout(30):
             await begun.wait()
+            async with rig.http.get(f"{rig.url}/") as reply:
+                assert reply.status == 200
             async with rig.http.post(
                 f"{rig.url}/v1/messages", json=ask("hi " * 5000), headers={"x-api-key": other.api_key}
             ) as reply:
