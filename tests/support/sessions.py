@@ -243,22 +243,35 @@ def oracle_kept(builder: SessionBuilder) -> set[str]:
 
 def oracle_rows(builder: SessionBuilder, max_tokens: int | None = None) -> list[tuple[Tokens, list[int], list[str]]]:
     """(tokens, mask, trained turn ids) of every row."""
-    parents, rows, trained = oracle_parents(builder), [], set()
+    parents = oracle_parents(builder)
+    continued = {builder.prompts[t.id] for t in builder.turns if t.id in parents.values()}
     fitting = [
         t for t in builder.turns if t.id in oracle_kept(builder) and (max_tokens is None or t.length <= max_tokens)
     ]
-    for leaf in fitting:
-        if any(parents[t.id] == leaf.id for t in fitting):
-            continue
+    leaves = [t for t in fitting if not any(parents[other.id] == t.id for other in fitting)]
+    paths: dict[str, list[str]] = {}
+    for leaf in leaves:
         path, at = [], leaf.id
         while at is not None:
             path.insert(0, at)
             at = parents[at]
+        paths[leaf.id] = path
+
+    def abandoned(leaf: Turn) -> bool:
+        return leaf.id not in parents.values() and builder.prompts[leaf.id] in continued
+
+    def trainer(turn: Turn) -> Turn:
+        """The first leaf below it; rather one that was not abandoned, and then one of its own branch."""
+        below = [leaf for leaf in leaves if turn.id in paths[leaf.id]]
+        return min(below, key=lambda leaf: (abandoned(leaf), leaf.branch != turn.branch))
+
+    rows = []
+    for leaf in leaves:
+        own = [t.id for t in builder.turns if t.id in paths[leaf.id] and trainer(t) is leaf]
         tokens = builder.full[leaf.id]
-        mask, own = [0] * len(tokens), [i for i in path if i not in trained]
+        mask = [0] * len(tokens)
         for i in own:
             for k in range(len(builder.prompts[i]), len(builder.full[i])):
                 mask[k] = 1
-        trained |= set(own)
         rows.append((tokens, mask, own))
     return rows

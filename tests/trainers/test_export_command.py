@@ -95,6 +95,34 @@ def test_an_answer_that_was_asked_for_again_is_trained_only_by_choice(tmp_path: 
     assert export(str(path), "--to", "parquet")["trained_tokens"] == 5
 
 
+def test_what_is_left_out_takes_nothing_else_with_it(tmp_path: Path) -> None:
+    """An answer that was asked for again late in a conversation, and a side call that goes on from its history."""
+    path = tmp_path / "run"
+    with RunDir.create_or_continue(path, {}) as run, run.begin(SessionRecord(episode_id="a", group_id="g")) as journal:
+        builder = SessionBuilder()
+        new = {"versions": (("0", 0, 1),)}
+        first = builder.root((1, 2), (3,), **new)
+        second = builder.follow(first, (4,), (5,), **new)
+        builder.follow(second, (6,), (9,), **new)  # abandoned
+        third = builder.follow(second, (6,), (7,), **new)
+        builder.follow(third, (8,), (10,), branch="side", **new)
+        builder.follow(third, (11,), (12,), **new)
+        for turn in builder.turns:
+            journal.turn(turn)
+        journal.append(SealedRecord(reward=1.0))
+        run.complete("a")
+
+    def trained(*choices: str) -> int:
+        return int(export(str(path), "--to", "slime", *choices)["trained_tokens"])
+
+    assert trained("--credit", "abandoned=train") == 6
+    assert trained() == 5
+    assert trained("--branches", "main_only") == 4
+    export(str(path), "--to", "sft", "--set", "branches=main")
+    rows = [json.loads(line) for line in (path / "export.sft.jsonl").read_text().splitlines()]
+    assert [sum(row["loss_mask"]) for row in rows] == [4]
+
+
 def test_settings_of_a_form_and_of_the_run_are_used(run_dir: Path) -> None:
     told = export(str(run_dir), "--to", "prime-rl", "--set", "env_name=mine")
     trace = json.loads(Path(told["file"]).read_text().splitlines()[0])

@@ -87,16 +87,42 @@ def test_a_token_that_was_sampled_twice_counts_twice() -> None:
 
 
 def test_a_request_repeated_on_purpose_is_a_branch_of_its_own() -> None:
-    """h04 (3): the same body again, later, is a new generation and both are trained; the abandoned one says so."""
+    """h04 (3): the same body again, later, is a new generation and both are trained; the abandoned one says so.
+
+    Its row holds nothing else, so that leaving it out loses nothing else.
+    """
     s = SessionBuilder()
     t0 = s.root((1, 2), (3,))
     s.follow(t0, (4,), (5,))
     t2 = s.follow(t0, (4,), (6,))
     s.follow(t2, (7,), (8,))
     first, second = rows(s)
-    assert (trained(first), trained(second)) == ([3, 5], [6, 8])
+    assert (trained(first), trained(second)) == ([5], [3, 6, 8])
     assert first.metadata["abandoned"] is True
     assert "abandoned" not in second.metadata
+
+
+@pytest.mark.parametrize("branch", ["side", "subagent:a"])
+def test_a_conversation_trains_its_own_turns(branch: str) -> None:
+    """A side call and a sub-agent that go on from the whole history come first, and take nothing of it."""
+    s = SessionBuilder()
+    t0 = s.root((1, 2), (3,))
+    t1 = s.follow(t0, (4,), (5,))
+    t2 = s.follow(t1, (6,), (7,), branch=branch)
+    s.follow(t2, (8,), (9,), branch=branch)
+    s.follow(t1, (10,), (11,))
+    first, second = rows(s)
+    assert (first.branch, trained(first)) == (branch, [7, 9])
+    assert (second.branch, trained(second)) == ("main", [3, 5, 11])
+
+
+def test_what_only_another_branch_goes_on_from_is_trained_there() -> None:
+    s = SessionBuilder()
+    t0 = s.root((1, 2), (3,))
+    s.follow(t0, (4,), (5,), branch="side")
+    s.follow(t0, (4,), (6,), branch="subagent:a")
+    first, second = rows(s)
+    assert (trained(first), trained(second)) == ([3, 5], [6])
 
 
 def test_only_an_answer_that_nothing_came_after_is_abandoned() -> None:

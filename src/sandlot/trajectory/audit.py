@@ -74,20 +74,12 @@ def audit(
         why = "not sealed" if not sealed else failure or "empty"
         found.append(Violation("session", detail=f"a session that is {why} has no samples"))
     trained: Counter[str] = Counter()
-    place = {turn_id: k for k, turn_id in enumerate(session.turns)}
-    last = -1
-    for sample in samples:
-        check = _SampleCheck(session, sample, max_tokens, metadata)
-        if not check.violations:
-            leaf = check.trained[-1]
-            if check.trained != [t for t in session.path(leaf) if t not in trained]:
-                why = "it does not train exactly what of its path no sample before it trains"
-                found.append(Violation("stretch", sample.index, leaf, None, why))
-            if place[leaf] < last:
-                found.append(Violation("order", sample.index, leaf, None, "its last turn is older than the one before"))
-            last = place[leaf]
+    checks = [_SampleCheck(session, sample, max_tokens, metadata) for sample in samples]
+    for check in checks:
         found += check.violations
         trained.update(check.trained)
+    if not found:
+        found += _shares(session, checks)
     found += _siblings(samples)
     expects = sealed and failure not in _WITHOUT_SAMPLES
     kept = [t for t in session.turns.values() if session.kept(t)]
@@ -143,6 +135,28 @@ def audit_journal(content: JournalContent, samples: Sequence[Sample], *, failure
                 Violation("credit", sample.index, detail="it was given credit, which a journal knows nothing of")
             )
     return replace(report, violations=report.violations + tuple(found))
+
+
+def _shares(session: Session, checks: Sequence[_SampleCheck]) -> list[Violation]:
+    """Whether rows come in the order of their last turns, and each turn that several share is trained where it ought
+    to be: if possible in a row that was not abandoned, then in one of its own branch, then in the first."""
+    found: list[Violation] = []
+    leaves = [session.turns[check.trained[-1]] for check in checks]
+    age = {turn_id: k for k, turn_id in enumerate(session.turns)}
+    below: dict[str, list[int]] = {}
+    for k, leaf in enumerate(leaves):
+        if k and age[leaf.id] < age[leaves[k - 1].id]:
+            why = "its last turn is older than that of the row before"
+            found.append(Violation("order", checks[k].sample.index, leaf.id, None, why))
+        for turn_id in session.path(leaf.id):
+            below.setdefault(turn_id, []).append(k)
+    for turn_id, rows in below.items():
+        rows = [k for k in rows if not session.abandoned(leaves[k])] or rows
+        rows = [k for k in rows if leaves[k].branch == session.turns[turn_id].branch] or rows
+        if turn_id not in checks[rows[0]].trained:
+            why = f"row {rows[0]} ought to train it, and another does"
+            found.append(Violation("stretch", checks[rows[0]].sample.index, turn_id, None, why))
+    return found
 
 
 def _siblings(samples: Sequence[Sample]) -> list[Violation]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,7 +43,7 @@ def linearize_tree(
 ) -> list[Sample]:
     """One sample per leaf among the kept turns, in the order of the leaves' turns.
 
-    A stretch that several leaves share is trained by the first of them and is context in the others. Turns that do
+    A turn that several leaves share is trained once (`_trainers`) and is context in the others. Turns that do
     not fit into `max_tokens` are left out whole, and the row that lost them has the status `truncated`. The metadata
     of a row is the session's plus: `turns` on its path, the `fork` reason where its own stretch begins, `abandoned`
     when another answer to the same prompt was continued instead, `cut` when later turns did not fit.
@@ -56,24 +56,18 @@ def linearize_tree(
         parent = tree.parent(turn.id)
         root_prompt[turn.id] = turn.prompt_length if parent is None else root_prompt[parent]
         depth[turn.id] = 1 if parent is None else depth[parent] + 1
+    leaves = [t for t in tree if t.id in fitting and not any(child in fitting for child in tree.children(t.id))]
     continued = {(t.prompt_sha256, t.prompt_length) for t in tree if tree.children(t.id)}
-    trained: set[str] = set()
+    abandoned = {t.id for t in leaves if not tree.children(t.id) and (t.prompt_sha256, t.prompt_length) in continued}
+    trainers = _trainers(tree, leaves, abandoned)
     samples: list[Sample] = []
-    for leaf in tree:
-        if leaf.id not in fitting or any(child in fitting for child in tree.children(leaf.id)):
-            continue
-        own: list[Turn] = []
-        at: str | None = leaf.id
-        while at is not None and at not in trained:
-            own.append(tree[at])
-            trained.add(at)
-            at = tree.parent(at)
-        own.reverse()
+    for leaf in leaves:
+        own = [tree[turn_id] for turn_id in tree.path(leaf.id) if trainers[turn_id] == leaf.id]
         cut = any(child in kept for child in tree.children(leaf.id))
         facts: dict[str, Any] = {**(metadata or {}), "turns": depth[leaf.id]}
         if own[0].fork:
             facts["fork"] = own[0].fork
-        if not tree.children(leaf.id) and (leaf.prompt_sha256, leaf.prompt_length) in continued:
+        if leaf.id in abandoned:
             facts["abandoned"] = True
         if cut:
             facts["cut"] = True
@@ -92,6 +86,19 @@ def linearize_tree(
             )
         )
     return samples
+
+
+def _trainers(tree: SessionTree, leaves: Sequence[Turn], abandoned: Collection[str]) -> dict[str, str]:
+    """The leaf in whose row each turn is trained, by turn: the first below it, of its own branch if there is one.
+
+    An abandoned leaf trains nothing that another can: its row may be left out, and takes nothing else with it.
+    """
+    best: dict[str, tuple[bool, bool, int]] = {}
+    for number, leaf in enumerate(leaves):
+        for turn_id in tree.path(leaf.id):
+            this = (leaf.id in abandoned, tree[turn_id].branch != leaf.branch, number)
+            best[turn_id] = min(best.get(turn_id, this), this)
+    return {turn_id: leaves[number].id for turn_id, (_, _, number) in best.items()}
 
 
 def kept_turns(tree: SessionTree) -> set[str]:
