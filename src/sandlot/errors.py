@@ -64,11 +64,13 @@ class ModelError(SandlotError):
 
 
 class EngineError(SandlotError):
-    """The engine did not give a usable answer. `retryable` says whether the same call may succeed later."""
+    """The engine did not give a usable answer. `retryable` says whether the same call may succeed later, `retry_after`
+    in how many seconds the engine wants it again."""
 
-    def __init__(self, message: str, *, retryable: bool = True) -> None:
+    def __init__(self, message: str, *, retryable: bool = True, retry_after: float = 0.0) -> None:
         super().__init__(message)
         self.retryable = retryable
+        self.retry_after = retry_after
 
 
 class EngineEvidenceError(EngineError):

@@ -22,7 +22,6 @@ HONEST: dict[str, Any] = {
     "text": "",
     "output_ids": [11, 12, 2],
     "meta_info": {
-        "id": "x",
         "finish_reason": {"type": "stop", "matched": 2},
         "prompt_tokens": 3,
         "completion_tokens": 3,

@@ -329,6 +329,18 @@ async def test_a_passing_engine_failure_is_tried_again_inside(make_rig: MakeRig)
     assert [kind for kind, _ in rig.kept.events] == ["engine_retry", "engine_retry"]
 
 
+async def test_an_engine_is_asked_again_when_it_wants_to_be(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sandlot.gateway.session._LONGEST_DELAY_S", 0.03)
+    wants = [0.02, 0.0, 1000.0]
+
+    def say(prompt: list[int], number: int) -> str | BaseException:
+        return EngineError("full", retry_after=wants[number]) if number < 3 else "made it"
+
+    rig = await make_rig(say, gateway_limits=GatewayLimits(engine_retry_delays=(0.01,) * 3, drain=5))
+    assert (await rig.messages(ask("hi")))[0] == 200
+    assert [facts["delay"] for _, facts in rig.kept.events] == [0.02, 0.01, 0.03]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_engine_that_stays_down_is_told_as_overloaded(make_rig: MakeRig, stream: bool) -> None:
     rig = await make_rig(lambda prompt, number: EngineError("the engine is down"))

@@ -11,6 +11,7 @@ from sandlot.errors import EngineEvidenceError
 
 MISSING_LOGPROB = -9999.0
 """What vLLM writes where it has no logprob."""
+_LARGEST_ID = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +122,8 @@ def checked(generation: Generation, *, logprob_ids: Sequence[int], reported_toke
         raise refuse(f"finish reason {generation.finish_reason!r} is not a finished turn")
     if not ids:
         raise refuse("no token was sampled")
-    if min(ids) < 0:
-        raise refuse("a token id is negative")
+    if min(ids) < 0 or max(ids) > _LARGEST_ID:
+        raise refuse("a token id is negative, or larger than any")
     if len(logprobs) != len(ids):
         raise refuse(f"{len(ids)} tokens came with {len(logprobs)} logprobs")
     if list(logprob_ids) != list(ids):

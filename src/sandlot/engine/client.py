@@ -7,7 +7,7 @@ import contextlib
 import re
 import socket
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import aiohttp
 import msgspec
@@ -15,7 +15,7 @@ from yarl import URL
 
 from sandlot.engine.base import EngineInfo, VersionSpan
 from sandlot.engine.watch import Watch
-from sandlot.errors import ConfigError, ContextOverflowError, EngineError
+from sandlot.errors import ConfigError, ContextOverflowError, EngineError, EngineEvidenceError
 from sandlot.ids import PromptIds
 
 # Below uvicorn's 5 s, so that a pooled connection is never used while the server closes it.
@@ -26,6 +26,19 @@ _UNNAMED = "default"
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 SHORT = aiohttp.ClientTimeout(total=15)
 """For what is no sampling."""
+
+
+_REDIRECTS = (301, 302, 303, 307, 308)
+_FULL = re.compile(r"queue is full|overloaded|at capacity", re.IGNORECASE)
+"""What an engine says that answers 503 because it has too much to do, and not because it is none."""
+
+
+class Answer(NamedTuple):
+    """What a server answered; `retry_after` in seconds, 0 where it says nothing of it."""
+
+    status: int
+    body: bytes
+    retry_after: float
 
 
 class EngineUnreachableError(EngineError):
@@ -103,7 +116,7 @@ class EngineClient:
             self._headers_of[wire_id] = headers
         try:
             async with self._watch.over():
-                status, raw = await self.request("POST", self.endpoint, body, headers)
+                answer = await self.request("POST", self.endpoint, body, headers)
         except TimeoutError as e:
             raise EngineUnreachableError(
                 f"the engine at {self.base_url} hangs: it has answered nothing for {self._watch.patience:g} s; "
@@ -117,9 +130,9 @@ class EngineClient:
         finally:
             if wire_id is not None:
                 self._headers_of.pop(wire_id, None)
-        if status != 200:
-            raise self.failure(status, raw, prompt_tokens, self.endpoint)
-        return raw
+        if answer.status != 200:
+            raise self.failure(answer, prompt_tokens, self.endpoint)
+        return answer.body
 
     async def _ping(self) -> None:
         # Not /health, for which SGLang samples. Any answer counts, also that there is no such path. Where connections
@@ -132,11 +145,11 @@ class EngineClient:
             return
 
     async def json(self, method: str, path: str) -> Any:
-        status, raw = await self.request(method, path, None, {}, SHORT)
-        if status != 200:
-            raise self.failure(status, raw, 0, path)
+        answer = await self.request(method, path, None, {}, SHORT)
+        if answer.status != 200:
+            raise self.failure(answer, 0, path)
         try:
-            return msgspec.json.decode(raw)
+            return msgspec.json.decode(answer.body)
         except (msgspec.DecodeError, RecursionError) as e:
             raise EngineError(
                 f"{self.base_url}{path} does not answer in JSON: is it an engine?", retryable=False
@@ -149,8 +162,8 @@ class EngineClient:
         body: bytes | None,
         headers: dict[str, str],
         timeout: aiohttp.ClientTimeout | None = None,
-    ) -> tuple[int, bytes]:
-        """Status and body, whatever they are. `EngineError` when there is no answer."""
+    ) -> Answer:
+        """The answer, whatever it is, but that it is elsewhere. `EngineError` when there is none."""
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S, socket_factory=_socket)
             self._session = aiohttp.ClientSession(connector=connector, headers=self._headers, timeout=self._timeout)
@@ -179,24 +192,31 @@ class EngineClient:
 
     async def _send(
         self, method: str, path: str, body: bytes | None, headers: dict[str, str], timeout: aiohttp.ClientTimeout
-    ) -> tuple[int, bytes]:
+    ) -> Answer:
         assert self._session is not None
         url = self.base_url + path
-        async with self._session.request(method, url, data=body, headers=headers, timeout=timeout) as response:
-            return response.status, await response.read()
+        async with self._session.request(
+            method, url, data=body, headers=headers, timeout=timeout, allow_redirects=False
+        ) as response:
+            if response.status in _REDIRECTS:  # a POST would arrive there as a GET, or without its key
+                where = response.headers.get("Location", "another address")
+                raise EngineError(f"{url} sends to {where}: give the address that answers itself", retryable=False)
+            after = response.headers.get("Retry-After", "")
+            return Answer(response.status, await response.read(), float(after) if after.isdecimal() else 0.0)
 
-    def failure(self, status: int, raw: bytes, prompt_tokens: int, path: str) -> Exception:
+    def failure(self, answer: Answer, prompt_tokens: int, path: str) -> Exception:
         """The error that an answer other than 200 means."""
-        message = message_of(raw)
+        status, message = answer.status, message_of(answer.body)
         where = f"{self.base_url}{path}"
         if status == 400 and self._info is not None and self.too_long.search(message):
             return ContextOverflowError(prompt_tokens, self._info.max_context)
         if status == 401:
             return EngineError(f"{where} wants another API key: {message}", retryable=False)
         said = f"the engine at {where} answered {status}: {message}"
-        if status in (502, 503, 504):
-            return EngineUnreachableError(said)
-        return EngineError(said, retryable=status >= 500 or status in (408, 425, 429))
+        if status in (502, 504) or (status == 503 and not _FULL.search(message)):
+            return EngineUnreachableError(said, retry_after=answer.retry_after)
+        retryable = status >= 500 or status in (408, 425, 429)
+        return EngineError(said, retryable=retryable, retry_after=answer.retry_after)
 
 
 def _is_url(text: str) -> bool:
@@ -210,6 +230,14 @@ def _is_url(text: str) -> bool:
 def object_of(value: Any) -> dict[str, Any]:
     """A JSON object, or an empty one."""
     return value if isinstance(value, dict) else {}
+
+
+def none_of(endpoint: str, raw: bytes, why: Exception) -> EngineEvidenceError:
+    """The error for an answer that is not one of the token endpoint: it may tell what went wrong instead."""
+    return EngineEvidenceError(
+        f"the engine's reply is refused: it is not the JSON of {endpoint} ({why}), but {message_of(raw)!r}; nothing "
+        "was recorded"
+    )
 
 
 def message_of(raw: bytes) -> str:

@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 
 from sandlot.engine.aborted import aborted
 from sandlot.engine.base import EngineInfo, Generation, SamplingParams, VersionSpan, checked
-from sandlot.engine.client import SHORT, EngineClient, named, object_of, with_ids
+from sandlot.engine.client import SHORT, Answer, EngineClient, named, none_of, object_of, with_ids
 from sandlot.errors import ContextOverflowError, EngineError, EngineEvidenceError
 
 # Said in every request, because a server may have other defaults and each would change the distribution.
@@ -53,6 +53,7 @@ class _Span(Struct):
 class _MetaInfo(Struct):
     """What SGLang tells of an answer. Every field may be missing: what is missing is refused, not filled in."""
 
+    id: str | None = None
     finish_reason: _FinishReason | None = None
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -221,10 +222,12 @@ class SglangEngine(EngineClient):
         raw = await self.ask(sent, headers, wire_id=rid, prompt_tokens=len(ids))
         try:
             reply = _reply_decoder.decode(raw)
-        except msgspec.DecodeError as e:
+        except (msgspec.DecodeError, RecursionError) as e:
+            raise none_of(self.endpoint, raw, e) from e
+        if rid is not None and (answered := reply.meta_info.id) not in (None, rid):
             raise EngineEvidenceError(
-                f"the engine's reply is refused: it is not the JSON of {self.endpoint} ({e}); nothing was recorded"
-            ) from e
+                f"the engine's reply is refused: it answers {answered!r} and not {rid!r}; nothing was recorded"
+            )
         if reply.meta_info.prompt_tokens != len(ids):  # a server may cut prompts (--allow-auto-truncate)
             raise EngineEvidenceError(
                 f"the engine's reply is refused: it read {reply.meta_info.prompt_tokens} prompt tokens of {len(ids)} "
@@ -232,12 +235,12 @@ class SglangEngine(EngineClient):
             )
         return reply
 
-    def failure(self, status: int, raw: bytes, prompt_tokens: int, path: str) -> Exception:
-        if status in (404, 405):
+    def failure(self, answer: Answer, prompt_tokens: int, path: str) -> Exception:
+        if answer.status in (404, 405):
             return EngineError(
                 f"{self.base_url}{path} does not exist there: the engine must be SGLang 0.5 or newer", retryable=False
             )
-        return super().failure(status, raw, prompt_tokens, path)
+        return super().failure(answer, prompt_tokens, path)
 
 
 def _generation(reply: _Reply, sampling: SamplingParams, truncates: bool) -> Generation:

@@ -11,7 +11,7 @@ import msgspec
 
 from sandlot.engine.aborted import aborted
 from sandlot.engine.base import EngineInfo, Generation, SamplingParams, VersionSpan, checked
-from sandlot.engine.client import SHORT, EngineClient, message_of, named, object_of, with_ids
+from sandlot.engine.client import SHORT, Answer, EngineClient, message_of, named, none_of, object_of, with_ids
 from sandlot.engine.wire import ABORT, GENERATE, ID_PREFIX, GenerateReply
 from sandlot.errors import ContextOverflowError, EngineError, EngineEvidenceError
 
@@ -62,9 +62,9 @@ class VllmEngine(EngineClient):
 
     async def _require_endpoint(self) -> None:
         """An empty request is refused for its body where the token endpoint is on, and for itself where it is not."""
-        status, raw = await self.request("POST", GENERATE, b"{}", {}, SHORT)
-        if status in (401, 403, 404, 405):
-            raise self.failure(status, raw, 0, GENERATE)
+        answer = await self.request("POST", GENERATE, b"{}", {}, SHORT)
+        if answer.status in (401, 403, 404, 405):
+            raise self.failure(answer, 0, GENERATE)
 
     async def _version(self) -> str | None:
         """Routers in front of engines often have no version to tell."""
@@ -137,18 +137,18 @@ class VllmEngine(EngineClient):
         if self.model is not None:
             body["model"] = self.model
         headers = {"X-Session-ID": session_id} if session_id else {}
+        if request_id is not None:  # one that a proxy puts there would win over that of the body, and aborts miss it
+            headers["X-Request-Id"] = request_id
         wire_id = None if request_id is None else ID_PREFIX + request_id
         sent = with_ids(body, "token_ids", ids)
         raw = await self.ask(sent, headers, wire_id=wire_id, prompt_tokens=len(ids))
         try:
             return _reply_decoder.decode(raw)
-        except msgspec.DecodeError as e:
-            raise EngineEvidenceError(
-                f"the engine's reply is refused: it is not the JSON of {GENERATE} ({e}); nothing was recorded"
-            ) from e
+        except (msgspec.DecodeError, RecursionError) as e:
+            raise none_of(GENERATE, raw, e) from e
 
-    def failure(self, status: int, raw: bytes, prompt_tokens: int, path: str) -> Exception:
-        message = message_of(raw)
+    def failure(self, answer: Answer, prompt_tokens: int, path: str) -> Exception:
+        status, message = answer.status, message_of(answer.body)
         where = f"{self.base_url}{path}"
         if status == 403:
             return EngineError(
@@ -161,7 +161,7 @@ class VllmEngine(EngineClient):
                 f"{where} does not exist there: the engine must be vLLM 0.32 or newer, or Sandlot's own",
                 retryable=False,
             )
-        return super().failure(status, raw, prompt_tokens, path)
+        return super().failure(answer, prompt_tokens, path)
 
 
 def _generation(reply: GenerateReply, prompt_tokens: int, routed_experts: bool) -> Generation:

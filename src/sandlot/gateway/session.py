@@ -46,6 +46,8 @@ _SHORT_ANSWER = 2_000
 """Sampled tokens up to which an answer is parsed on the event loop."""
 _WAITING = 16
 """Calls that may be there for each that may be at the engine: prompts that wait take memory."""
+_LONGEST_DELAY_S = 60.0
+"""How long a call waits at most before it is tried again, whatever the engine asks for."""
 _LAST_BYTES_S = 2.0
 """How long a sealed session waits for answers that are being written."""
 _SEALED = "this session is sealed; no more calls are answered"
@@ -247,6 +249,7 @@ class Session:
                 self.clock.failed(began)
                 if delay is None or not error.retryable:
                     raise
+                delay = max(delay, min(error.retry_after, _LONGEST_DELAY_S))
                 await self.note("engine_retry", error=str(error), delay=delay)
                 await asyncio.sleep(delay)
         raise AssertionError("the last try returns or raises")
