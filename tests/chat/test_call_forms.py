@@ -114,6 +114,86 @@ def llama_tagged(calls: Calls) -> str:
     return "<|python_tag|>" + llama(calls)
 
 
+TOKENS = [
+    *("<|tool_call>", "<tool_call|>", '<|"|>', "]<]minimax[>[", "<|open|>", "<|close|>", "<|sep|>"),
+    *("<|tool_call_start|>", "<|tool_call_end|>", "<|START_ACTION|>", "<|END_ACTION|>"),
+    *("<|tools_prefix|>", "<|tools_suffix|>"),
+]
+"""What is a token in every vocabulary whose model writes it: found where it was sampled, not where it is spelled."""
+SAMPLED = {literal: f"\U00100000{chr(0x100001 + k)}\U0010fffd" for k, literal in enumerate(TOKENS)}
+
+
+def conceal(text: str) -> str:
+    for literal, mark in SAMPLED.items():
+        text = text.replace(literal, mark)
+    return text
+
+
+def reveal(text: str) -> str:
+    for literal, mark in SAMPLED.items():
+        text = text.replace(mark, literal)
+    return text
+
+
+def cohere(calls: Calls) -> str:
+    items = [
+        f'    {{"tool_call_id": "{k}", "tool_name": {dumps(n)}, "parameters": {dumps(a)}}}'
+        for k, (n, a) in enumerate(calls)
+    ]
+    return conceal("<|START_ACTION|>") + "[\n" + ",\n".join(items) + "\n]" + conceal("<|END_ACTION|>")
+
+
+def apertus(calls: Calls) -> str:
+    return conceal("<|tools_prefix|>") + dumps([{n: a} for n, a in calls]) + conceal("<|tools_suffix|>")
+
+
+def python(calls: Calls, opening: str = "<|tool_call_start|>[", closing: str = "]<|tool_call_end|>") -> str:
+    called = [f"{n}({', '.join(f'{k}={v!r}' for k, v in a.items())})" for n, a in calls]
+    return conceal(opening) + ("\n" if opening.endswith("\n") else ", ").join(called) + conceal(closing)
+
+
+def gemma(calls: Calls) -> str:
+    def value(given: object) -> str:
+        if isinstance(given, dict):
+            return "{" + ",".join(f"{k}:{value(v)}" for k, v in given.items()) + "}"
+        if isinstance(given, list):
+            return "[" + ",".join(map(value, given)) + "]"
+        quote = SAMPLED['<|"|>']
+        return f"{quote}{given}{quote}" if isinstance(given, str) else dumps(given)
+
+    return "".join(f"{SAMPLED['<|tool_call>']}call:{n}{value(a)}{SAMPLED['<tool_call|>']}" for n, a in calls)
+
+
+def xtml(calls: Calls) -> str:
+    def tagged(tag: str, inner: str, attributes: str = "") -> str:
+        opening, closing, end = (SAMPLED[t] for t in ("<|open|>", "<|close|>", "<|sep|>"))
+        return f"{opening}{tag}{attributes}{end}{inner}{closing}{tag}{end}"
+
+    def argument(key: str, given: object) -> str:
+        kind = "string" if isinstance(given, str) else "object" if isinstance(given, dict) else "number"
+        return tagged("argument", given if isinstance(given, str) else dumps(given), f' key="{key}" type="{kind}"')
+
+    called = (
+        tagged("call", "".join(argument(*i) for i in a.items()), f' tool="{n}" index="{k}"')
+        for k, (n, a) in enumerate(calls, 1)
+    )
+    return tagged("tools", "".join(called))
+
+
+def elements(calls: Calls) -> str:
+    mark = SAMPLED["]<]minimax[>["]
+
+    def inside(given: object) -> str:
+        if isinstance(given, dict):
+            return "".join(f"{mark}<{k}>{inside(v)}{mark}</{k}>" for k, v in given.items())
+        if isinstance(given, list):
+            return "".join(f"{mark}<item>{inside(v)}{mark}</item>" for v in given)
+        return given if isinstance(given, str) else dumps(given)
+
+    called = "".join(f'{mark}<invoke name="{n}">{inside(a)}{mark}</invoke>\n' for n, a in calls)
+    return f"{mark}<tool_call>\n{called}{mark}</tool_call>"
+
+
 @dataclass(frozen=True)
 class Writer:
     form: str
@@ -135,15 +215,34 @@ WRITERS = {
     "json list": Writer("json", json_list),
     "json list, open": Writer("json", lambda calls: json_list(calls, "<|tool_call|>", "")),
     "json lines": Writer("json", json_lines),
+    "cohere": Writer("json", cohere),
+    "apertus": Writer("json", apertus),
+    "python": Writer("python", python),
+    "python lines": Writer("python", lambda calls: python(calls, "<function_calls>\n", "\n</function_calls>")),
+    "gemma": Writer("gemma", gemma),
+    "xtml": Writer("xtml", xtml),
+    "minimax-m3": Writer("minimax-m3", elements),
     "llama": Writer("llama", llama, text_before=False),
     "llama tagged": Writer("llama", llama_tagged),
 }
 every = pytest.mark.parametrize("writer", WRITERS.values(), ids=WRITERS)
 
 
+SAMPLED_FORMS = ("json", "python", "gemma", "xtml", "minimax-m3")
+
+
+def markup_of(form: str) -> Markup:
+    alias = conceal if form in SAMPLED_FORMS else str
+    return Markup(
+        "<think>", "</think>", "<tool_call>", "</tool_call>",
+        calls_are_tokens=False, xml=False, form=form, alias=alias,
+    )  # fmt: skip
+
+
 def parse(form: str, text: str, *, cut: bool = False, thought_open: bool = False) -> Reply:
-    markup = Markup("<think>", "</think>", "<tool_call>", "</tool_call>", calls_are_tokens=False, xml=False, form=form)
-    return parse_reply(text, thought_open=thought_open, markup=markup, tools=TOOLS, truncated=cut)
+    return parse_reply(
+        text, thought_open=thought_open, markup=markup_of(form), tools=TOOLS, truncated=cut, reveal=reveal
+    )
 
 
 def seen(reply: Reply) -> list[tuple[str, object, str]]:
@@ -161,7 +260,7 @@ class TestWhole:
         reply = parse(writer.form, writer.write(calls))
         assert seen(reply) == [(n, a, "ok") for n, a in calls]
         assert (reply.text, reply.truncated, reply.ambiguous) == ("", False, False)
-        assert all(c.raw and c.raw in writer.write(calls) for c in reply.calls)
+        assert all(c.raw and c.raw in reveal(writer.write(calls)) for c in reply.calls)
 
     def test_text_and_thought_around_it(self, writer: Writer) -> None:
         before = "I look.\n" if writer.text_before else ""
@@ -188,7 +287,7 @@ class TestWhole:
 @pytest.mark.parametrize("other", WRITERS)
 def test_a_value_that_holds_markup_is_not_cut(writer: Writer, other: str) -> None:
     """Also its own: agents edit parsers and chat templates."""
-    quoted = WRITERS[other].write(TWO)
+    quoted = reveal(WRITERS[other].write(TWO))
     for value in (quoted, f"before\n{quoted}\nafter", quoted[len(quoted) // 2 :], quoted[: len(quoted) // 2]):
         calls: Calls = [("Write", {"content": value, "path": "p"}), ("LS", {})]
         reply = parse(writer.form, writer.write(calls))
@@ -212,7 +311,8 @@ def test_cut_anywhere_no_call_looks_whole_that_is_not(writer: Writer) -> None:
         assert reply.truncated
 
 
-JSON_FORMS = [n for n in WRITERS if WRITERS[n].form not in ("glm", "minimax", "dsml")]
+NO_JSON = ("glm", "minimax", "dsml", "python", "gemma", "xtml", "minimax-m3")
+JSON_FORMS = [n for n in WRITERS if WRITERS[n].form not in NO_JSON]
 
 
 @pytest.mark.parametrize("name", JSON_FORMS)
@@ -254,14 +354,17 @@ def test_ids_are_found_in_time_and_only_with_their_numbers() -> None:
     "number", ["1e999", "-1e400", "NaN", "Infinity", "[" * 500 + "]" * 500, '{"a":' * 900 + "{}" + "}" * 900]
 )
 def test_what_no_json_can_hold_or_nobody_can_walk_is_text(writer: Writer, number: str) -> None:
-    text = writer.write([("LS", {"size": {"n": "#"}})]).replace('"#"', number)
+    text = writer.write([("LS", {"size": {"n": "#"}})])
+    for quote in ('"', "'", SAMPLED['<|"|>'], ""):
+        text = text.replace(f"{quote}#{quote}", number)
     tools = (tool("LS", size={"type": "object"}),)
-    markup = Markup("<think>", "</think>", "<tool_call>", "</tool_call>", False, xml=False, form=writer.form)
-    reply = parse_reply(text, thought_open=False, markup=markup, tools=tools, truncated=False)
+    markup = markup_of(writer.form)
+    reply = parse_reply(text, thought_open=False, markup=markup, tools=tools, truncated=False, reveal=reveal)
     (call,) = reply.calls
     assert call.name == "LS"
     assert reply.as_message().digest
-    assert number in (call.arguments if isinstance(call.arguments, str) else call.arguments["size"])
+    size = call.arguments if isinstance(call.arguments, str) else call.arguments["size"]
+    assert number in (size["n"] if isinstance(size, dict) else size)
 
 
 @pytest.mark.parametrize("name", ["kimi", "deepseek v3", "deepseek v3.1", "mistral named"])
@@ -314,6 +417,26 @@ def test_a_forgotten_close_tag_costs_nothing(name: str, close: str) -> None:
         ("mistral", "[TOOL_CALLS]", "unclosed"),
         ("mistral", "[TOOL_CALLS][]", "missing_name"),
         ("mistral", '[TOOL_CALLS][{"arguments": {}}]', "missing_name"),
+        ("json", "<|START_ACTION|>[]<|END_ACTION|>", "missing_name"),
+        ("json", '<|START_ACTION|>[{"parameters": {}}]<|END_ACTION|>', "missing_name"),
+        ("json", '<|tools_prefix|>[{"LS": [1]}]<|tools_suffix|>', "invalid_arguments"),
+        ("python", "<|tool_call_start|>[]<|tool_call_end|>", "missing_name"),
+        ("python", "<|tool_call_start|>", "unclosed"),
+        ("python", "<|tool_call_start|>[LS('a')]<|tool_call_end|>", "invalid_arguments"),
+        ("python", "<|tool_call_start|>[LS(a=1, a=2)]<|tool_call_end|>", "invalid_arguments"),
+        ("python", "<|tool_call_start|>[LS(a='x)]<|tool_call_end|>", "invalid_arguments"),
+        ("python", "<|tool_call_start|>[LS(a='x)]", "unclosed"),
+        ("python", "write <function_calls> around them", None),
+        ("gemma", "<|tool_call>{}<tool_call|>", "missing_name"),
+        ("gemma", "<|tool_call>call:LS<tool_call|>", "invalid_arguments"),
+        ("gemma", '<|tool_call>call:LS{a:<|"|>x}<tool_call|>', "invalid_arguments"),
+        ("gemma", "<|tool_call>call:LS{a:", "unclosed"),
+        ("gemma", "<|tool_call>call:LS{a:1}", "unclosed"),
+        ("xtml", "<|open|>tools<|sep|>ls<|close|>tools<|sep|>", "missing_name"),
+        ("xtml", '<|open|>tools<|sep|><|open|>call tool="LS" index="1"<|sep|>', "unclosed"),
+        ("minimax-m3", "]<]minimax[>[<tool_call>ls]<]minimax[>[</tool_call>", "missing_name"),
+        ("minimax-m3", ']<]minimax[>[<invoke name="LS">]<]minimax[>[<a>1]<]minimax[>[</b>', "invalid_arguments"),
+        ("minimax-m3", ']<]minimax[>[<invoke name="LS">]<]minimax[>[<a>1', "unclosed"),
         ("llama", "<|python_tag|>print(1)", "missing_name"),
         ("llama", '{"name": 1, "parameters": {}}', None),
         ("llama", '{"name": "x"}', None),
@@ -321,7 +444,7 @@ def test_a_forgotten_close_tag_costs_nothing(name: str, close: str) -> None:
     ],
 )
 def test_what_names_no_tool_or_has_no_end(form: str, text: str, status: str | None) -> None:
-    reply = parse(form, text)
+    reply = parse(form, conceal(text) if form in SAMPLED_FORMS else text)
     assert [c.status for c in reply.calls] == ([status] if status else [])
     if status in (None, "missing_name"):
         assert reply.text == text  # the agent sees what was written
@@ -356,6 +479,74 @@ def test_an_element_without_a_name_is_shown_beside_its_calls(name: str) -> None:
     assert '"nmae": "LS"' in reply.calls[1].raw
 
 
+def test_strings_in_python_calls() -> None:
+    """As Python has them; with line breaks; and as templates write them, who put quotes around any text."""
+    for written, value, ambiguous in (
+        (r"'it\'s\n\t\x41\u00e9\\'", "it's\n\tAé\\", False),
+        (r'"a \d"', r"a \d", False),
+        ("'two\nlines'", "two\nlines", False),
+        ("'it's here'", "it's here", True),
+    ):
+        reply = parse("python", conceal(f"<|tool_call_start|>[Bash(command={written}, timeout=5)]<|tool_call_end|>"))
+        assert seen(reply) == [("Bash", {"command": value, "timeout": 5}, "ok")]
+        assert reply.ambiguous is ambiguous
+    values = "[True, false, None, -1.5, {'a': [1]}]"
+    reply = parse("python", f"<function_calls>\nLS(a={values})\nLS(b=[])\n</function_calls>")
+    assert seen(reply) == [("LS", {"a": [True, False, None, -1.5, {"a": [1]}]}, "ok"), ("LS", {"b": []}, "ok")]
+
+
+def test_words_without_quotes_in_gemma_calls() -> None:
+    text = '<|tool_call>call:Bash{command:ls -l a:b,timeout:5,other:[true,null,"x"]}<tool_call|>'
+    assert seen(parse("gemma", conceal(text))) == [
+        ("Bash", {"command": "ls -l a:b", "timeout": 5, "other": [True, None, "x"]}, "ok")
+    ]
+
+
+def test_names_in_xtml_calls_are_unescaped() -> None:
+    calls: Calls = [("a&amp;b", {"k &quot;x&quot;": "&amp; stays", "n": 5})]
+    assert seen(parse("xtml", xtml(calls))) == [("a&b", {'k "x"': "&amp; stays", "n": 5}, "unknown_tool")]
+
+
+def test_elements_are_what_the_schema_says() -> None:
+    todo = {"type": "object", "properties": {"text": {"type": "string"}, "done": {"type": "boolean"}}}
+    tools = (
+        tool(
+            "Todo",
+            items={"type": "array", "items": {"$ref": "#/$defs/todo"}},
+            empty={"anyOf": [{"type": "array"}, {"type": "null"}]},
+            none={"type": "object"},
+            text={"type": "string"},
+        ),
+    )
+    tools[0].parameters["$defs"] = {"todo": todo}
+    given: dict[str, object] = {
+        "items": [{"text": "5", "done": True}, {"text": " a\n", "done": False}],
+        "empty": [], "none": {}, "text": "7", "other": [1, {"deep": ["x"]}],
+    }  # fmt: skip
+    reply = parse_reply(
+        elements([("Todo", given)]), thought_open=False, markup=markup_of("minimax-m3"), tools=tools, truncated=False
+    )
+    assert seen(reply) == [("Todo", {**given, "other": ["1", {"deep": ["x"]}]}, "ok")]
+    mark = SAMPLED["]<]minimax[>["]
+    twice = f'{mark}<invoke name="LS">{mark}<a>1{mark}</a>{mark}<a>2{mark}</a>{mark}</invoke>'
+    assert seen(parse("minimax-m3", twice)) == [("LS", {"a": ["1", "2"]}, "ok")]
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    ("form", "unit"),
+    [
+        ("gemma", '<|tool_call>call:LS{a:<|"|>x'),
+        ("python", "<|tool_call_start|>[LS(a='x"),
+        ("python", "<|tool_call_start|>[LS(a='x'"),
+        ("xtml", '<|open|>call tool="LS" index="1"<|sep|>'),
+        ("minimax-m3", ']<]minimax[>[<invoke name="LS">]<]minimax[>[<a>'),
+    ],
+)
+def test_thousands_of_broken_calls_take_linear_time(form: str, unit: str) -> None:
+    assert len(parse(form, conceal(unit) * 3_000).calls) >= 30
+
+
 PIECES = sorted(
     {
         piece
@@ -373,13 +564,13 @@ def test_any_text_is_read(writer: Writer, text: str, cut: bool, is_open: bool) -
     reply = parse(writer.form, text, cut=cut, thought_open=is_open)
     assert all(c.status in ("ok", "unknown_tool") for c in reply.calls if isinstance(c.arguments, dict))
     assert reply.truncated or not any(c.status == "unclosed" for c in reply.calls)
-    assert len(reply.text) + len(reply.reasoning) <= len(text)
+    assert len(reply.text) + len(reply.reasoning) <= len(reveal(text))
 
 
 def test_thousands_of_calls_take_linear_time() -> None:
     for writer in WRITERS.values():
-        calls: Calls = [("Write", {"path": "p", "content": f"{k}"}) for k in range(2000)]
-        assert len(parse(writer.form, writer.write(calls)).calls) == 2000
+        calls: Calls = [("Write", {"path": "p", "content": f"{k}"}) for k in range(1000)]
+        assert len(parse(writer.form, writer.write(calls)).calls) == 1000
 
 
 class TestDetection:
@@ -394,6 +585,12 @@ class TestDetection:
             ("", {"<|tool_call_argument_begin|>"}, "kimi"),
             ("<｜tool▁call▁begin｜>", set(), "deepseek"),
             ("<minimax:tool_call>", set(), "minimax"),
+            ("{{ '<|open|>' + tag }}", {"<think>"}, "xtml"),
+            ("{%- set ns = ']<]minimax[>[' %}<tool_call>", set(), "minimax-m3"),
+            ("<|tool_call>call:", set(), "gemma"),
+            ("<|tool_call|>", set(), "json"),
+            ("{{ x }}", {"<|tool_call_start|>"}, "python"),
+            ("{{ x }}", {"<|START_ACTION|>"}, "json"),
             ("", set(), "tagged"),
         ],
     )

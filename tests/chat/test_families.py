@@ -16,6 +16,7 @@ pytest.importorskip("renderers")
 from sandlot.chat.base import ChatFormat
 from sandlot.chat.families import FamilyFormat, library_families
 from sandlot.chat.family_check import Continuation, continuation, difference, spoof
+from sandlot.chat.family_names import FAMILIES
 from sandlot.chat.format import CHAT_FORMATS, TemplateFormat, load_chat_format
 from sandlot.chat.messages import Message, Tool, ToolCall
 from sandlot.chat.unrender import unrender_prompt, unrender_tail
@@ -215,8 +216,11 @@ def test_hy3_is_known_by_its_type(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     ("arguments", "status"),
     [("a:{" * 3000 + "}" * 3000, "missing_name"), ("path:1e999999", "invalid_arguments"), ("path:1", "ok")],
 )
-def test_what_the_library_cannot_read_reaches_the_agent(tmp_path: Path, arguments: str, status: str) -> None:
-    """It fails on nesting without end, and takes numbers that no JSON can hold."""
+def test_what_the_library_cannot_read_reaches_the_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: str, status: str
+) -> None:
+    """Where it reads answers, it fails on nesting without end, and takes numbers that no JSON can hold."""
+    monkeypatch.setitem(FAMILIES, "gemma4", replace(FAMILIES["gemma4"], form=""))
     chat = load_chat_format(write_family_dir(tmp_path / "m", "gemma4"), family="gemma4")
     text = f"<|tool_call>call:read{{{arguments}}}<tool_call|>"
     reply = chat.parse(sampled(chat, f"{text}<|tool_response>"), chat.render([USER], TOOLS), TOOLS, truncated=False)
@@ -351,8 +355,8 @@ class TestChoice:
         self, tmp_path: Path, template: str, taken: bool
     ) -> None:
         """A fine-tune that was taught another format, with calls that we read, is no more of its family."""
-        path = write_family_dir(tmp_path / "g", "gemma4", model_type="gemma4", template=template)
-        (path / "tokenizer_config.json").write_text('{"eos_token": "<eos>"}')
+        path = write_family_dir(tmp_path / "h", "hy3", model_type="hy_v3", template=template)
+        (path / "tokenizer_config.json").write_text('{"eos_token": "<｜hy_eos:opensource｜>"}')
         assert isinstance(load_chat_format(path, family="auto"), FamilyFormat) is taken
 
     def test_auto_without_a_template_takes_the_type(self, tmp_path: Path) -> None:

@@ -64,6 +64,8 @@ def test_it_is_gone_on_from_as_full_renders_are(name: str, tmp_path: Path) -> No
         for k in range(chance.randint(0, 2)):
             base += said(chance, k, thinks=True)
         turn, *new = said(chance, 9, thinks=False)
+        if chat.text_after_results and turn.tool_calls:
+            turn = replace(turn, text="")
         full = list(chat.render([*base, turn, *new], TOOLS))
         found = [tail for tail in tails(chat, turn, new, TOOLS) if tail is not None]
         assert all(full[-len(tail) :] == tail for tail in found)
@@ -72,7 +74,7 @@ def test_it_is_gone_on_from_as_full_renders_are(name: str, tmp_path: Path) -> No
             assert (found, cut) == ([], None)
             continue
         assert cut is not None
-        assert (cut[0] in chat.stop_token_ids, cut[1:]) == (True, found[0])
+        assert (cut[0] in chat.stop_token_ids, cut[1:]) == (True, min(found, key=len))
         continued += 1
     assert continued > 10
 
@@ -107,9 +109,20 @@ def test_thoughts_are_found_under_any_name(tmp_path: Path, field: str) -> None:
 
 
 def test_only_tokens_that_close_a_turn_stop_it(tmp_path: Path) -> None:
-    for name, literal in (("always prompted", "<|im_end|>"), ("held back", "<|im_end|>"), ("gathered", "<|im_end|>")):
+    for name in ("always prompted", "held back", "gathered", "late close"):
         chat = load(tmp_path / name, KINDS[name])
-        assert [chat.decode([i]) for i in chat.stop_token_ids] == [literal]
+        assert [chat.decode([i]) for i in chat.stop_token_ids] == ["<|im_end|>"]
+
+
+def test_a_turn_that_was_closed_as_one_of_the_other_kind_is_closed_as_its_own(tmp_path: Path) -> None:
+    """A call at whose end the model closed its turn, and a text at whose end it opened a result."""
+    chat = load(tmp_path / "m", KINDS["results within"])
+    result, close = (chat.tokenizer.control_ids[token] for token in ("<|result|>", "<|im_end|>"))
+    answered, asked = [Message("tool", "a")], [Message("user", "Why?")]
+    for names, new, own, other in ((["probe_read"], answered, result, close), ([], asked, close, result)):
+        tail = chat.extend([own], names, new, TOOLS)
+        assert tail is not None
+        assert chat.extend([other], names, new, TOOLS) == [own, *tail] == chat.extend([], names, new, TOOLS)
 
 
 def test_what_is_shown_of_calls_is_found_out(tmp_path: Path) -> None:
@@ -198,6 +211,23 @@ class TestWhatIsTold:
         told = self.warnings(caplog, tmp_path / "m", KINDS["moving tools"])
         assert "cannot be continued after a user's message" in told
         assert "samples grow in number and repeat context" in told
+
+
+def test_what_stands_around_a_text_is_no_part_of_it(tmp_path: Path) -> None:
+    """Where it is tokens; spelled, it is text."""
+    chat = load(tmp_path / "m", KINDS["tags of tokens"])
+    question, call = Message("user", "Q"), ToolCall("probe_read", {"path": "<|close|>argument<|sep|>\n"})
+    turn = Message("assistant", "I <|close|>response<|sep|> look.", "A thought.", (call,))
+    prompt = chat.render([question], TOOLS)
+    whole = chat.render([question, turn], TOOLS)
+    end = len(whole) - len(chat.tokenizer.encode(chat.text([], ()))) - 1
+    reply = chat.parse(whole[len(prompt) : end], prompt, TOOLS, truncated=False)
+    assert (reply.reasoning, reply.text) == (turn.reasoning, turn.text)
+    assert [(c.name, c.arguments, c.status) for c in reply.calls] == [(call.name, call.arguments, "ok")]
+    only = chat.parse(
+        chat.tokenizer.encode(chat.tokenizer.conceal("<|close|>think<|sep|>")), prompt, (), truncated=True
+    )
+    assert (only.text, only.reasoning) == ("", "")
 
 
 class TestSeedMarkers:

@@ -32,6 +32,54 @@ OPENING = r"""
 """
 OPENING_TOKENS = ("<|system|>", "<|user|>", "<|assistant|>", "<|observation|>", "<|endoftext|>")
 
+# Results stand in the turn that called, opened by a token at which the model stops; the text of the turn comes after.
+RESULTS_WITHIN = r"""
+{%- for t in tools or [] %}{{- t | tojson }}{{- '\n' }}{% endfor %}
+{%- set ns = namespace(within=false) %}
+{%- for m in messages %}
+{%- if m.role != 'tool' %}{%- set ns.within = false %}
+{{- '<|im_start|>' + m.role + '\n' }}
+{%- for c in m.tool_calls or [] %}{{- '<tool_call>' ~ (c.function | tojson) ~ '</tool_call>' }}{% endfor %}
+{%- if m.tool_calls %}{%- set ns.within = true %}
+{%- set run = namespace(open=true, results=[]) %}
+{%- for r in messages[loop.index:] %}
+{%- set run.open = run.open and r.role == 'tool' %}
+{%- if run.open %}{%- set run.results = run.results + [r.content] %}{% endif %}
+{%- endfor %}
+{%- for r in run.results %}{{- '<|result|>' + r + '<|end_result|>' }}{% else %}{{- '<|result|>' }}{% endfor %}
+{%- endif %}
+{{- m.content }}
+{%- if m.content or not m.tool_calls or (run.results and loop.index + run.results | length < messages | length) %}
+{{- '<|im_end|>\n' }}{% endif %}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt and not ns.within %}{{- '<|im_start|>assistant\n' }}{% endif %}
+"""
+
+# Everything stands between tags whose brackets are tokens: thought, text and calls of an answer, too.
+TAGS = r"""
+{%- macro tag(name, inner, more='') %}
+{{- '<|open|>' ~ name ~ more ~ '<|sep|>' ~ inner ~ '<|close|>' ~ name ~ '<|sep|>' }}
+{%- endmacro %}
+{%- for t in tools or [] %}{{- t | tojson }}{{- '\n' }}{% endfor %}
+{%- for m in messages %}
+{%- set ns = namespace(inner=m.content, calls='') %}
+{%- if m.role == 'assistant' %}
+{%- set ns.inner = tag('think', m.reasoning_content or '') ~ tag('response', m.content) %}
+{%- for c in m.tool_calls or [] %}
+{%- set given = namespace(text='') %}
+{%- for k, v in c.function.arguments | items %}
+{%- set given.text = given.text ~ tag('argument', v, ' key="' ~ k ~ '" type="string"') %}
+{%- endfor %}
+{%- set ns.calls = ns.calls ~ tag('call', given.text, ' tool="' ~ c.function.name ~ '" index="' ~ loop.index ~ '"') %}
+{%- endfor %}
+{%- if ns.calls %}{%- set ns.inner = ns.inner ~ tag('tools', ns.calls) %}{% endif %}
+{%- endif %}
+{{- tag('message', ns.inner, ' role="' ~ m.role ~ '"') ~ '<|end_of_msg|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|open|>message role="assistant"<|sep|><|open|>think<|sep|>' }}{% endif %}
+"""
+
 KINDS: dict[str, Shape] = {
     "opening": Shape(OPENING, OPENING_TOKENS, "", "<|endoftext|>", stops=("<|user|>", "<|observation|>")),
     # Since the last question every turn has a thought, if an empty one; before it none has.
@@ -56,6 +104,19 @@ KINDS: dict[str, Shape] = {
     "always prompted": Shape(
         SIMPLE.partition("{%- if add")[0] + "{{- '<|im_start|>assistant\\n<think></think>' }}",
         CHATML, "", "<|im_end|>",
+    ),
+    # A line break before the close, but not in the last message: calls have a close of their own.
+    "late close": Shape(
+        SIMPLE.replace("<tool_call>' ~ (c.function | tojson) ~ '</tool_call>", "<TOOLCALL>[' ~ (c.function | tojson) "
+        "~ ']</TOOLCALL>").replace("{{- '<|im_end|>", "{%- if m.role == 'assistant' and not loop.last %}{{- '\\n' }}"
+        "{% endif %}\n{{- '<|im_end|>"),
+        ("<|im_start|>", "<|im_end|>", "<TOOLCALL>", "</TOOLCALL>"), "", "<|im_end|>",
+    ),
+    "results within": Shape(
+        RESULTS_WITHIN, (*CHATML, "<|result|>", "<|end_result|>"), "", "<|im_end|>", stops=("<|result|>",)
+    ),
+    "tags of tokens": Shape(
+        TAGS, ("<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"), "", "<|end_of_msg|>"
     ),
     "moving tools": SHAPES["moving tools"],
     "headers": Shape(HEADERS, SHAPES["headers"].tokens, "<|begin|>", "<|eot_id|>"),

@@ -23,13 +23,13 @@ from sandlot.chat.family_names import FAMILIES, Family
 from sandlot.chat.family_replies import read_parsed
 from sandlot.chat.harmony import vocabulary_at_hand
 from sandlot.chat.literals import Guard
+from sandlot.chat.markers import markup_of
 from sandlot.chat.messages import Message, Reply, Tool
 from sandlot.chat.native_ids import answer_with_sampled_ids, with_native_ids
 from sandlot.chat.probe import find_traits
 from sandlot.chat.replies import ReplyReader, unreadable
 from sandlot.chat.roles import Traits, conform, template_messages, untrusted_texts
 from sandlot.chat.template import TemplateError
-from sandlot.chat.template_format import markup_of
 from sandlot.chat.tokenizer import ChatTokenizer
 from sandlot.errors import MissingDependencyError, ModelError
 

@@ -25,7 +25,7 @@ class Family:
     closing: str = ""
 
 
-FAMILIES: Mapping[str, Family] = {
+FAMILIES: dict[str, Family] = {
     f.name: f
     for f in (
         Family("qwen3", "tagged", marker="<|im_start|>"),
@@ -47,7 +47,7 @@ FAMILIES: Mapping[str, Family] = {
         Family("kimi-k2.5", "kimi", marker="<|tool_call_argument_begin|>"),
         Family("llama-3", "llama", marker="<|python_tag|>"),
         Family("deepseek-v4", "dsml", marker="｜DSML｜"),
-        Family("gemma4"),
+        Family("gemma4", "gemma", marker="<|tool_call>"),
         Family("hy3"),
         Family("gpt-oss", marker="<|channel|>", encodes_itself=True, closing="<|end|>"),
     )

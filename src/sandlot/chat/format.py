@@ -14,6 +14,7 @@ from sandlot.chat.family_check import continuation, difference, spoof
 from sandlot.chat.family_names import candidates
 from sandlot.chat.forgetting import forgets_at
 from sandlot.chat.forms import FORMS
+from sandlot.chat.markers import markup_of, think_pair
 from sandlot.chat.messages import Message
 from sandlot.chat.named_templates import ByTools, template_for_tools
 from sandlot.chat.probe import find_traits, self_check
@@ -21,7 +22,7 @@ from sandlot.chat.reading_check import check_reading, unread_call
 from sandlot.chat.rendering import Rendering
 from sandlot.chat.roles import Traits
 from sandlot.chat.template import ChatTemplate, load_template, special_tokens
-from sandlot.chat.template_format import TemplateFormat, markup_of
+from sandlot.chat.template_format import TemplateFormat
 from sandlot.chat.tokenizer import ChatTokenizer, load_tokenizer, read_json
 from sandlot.chat.vllm_parsers import VllmParsed
 from sandlot.errors import ConfigError, MissingDependencyError, ModelError
@@ -224,8 +225,7 @@ class _Checkpoint:
 
 def _thinks(chat: TemplateFormat | FamilyFormat, template: str) -> bool:
     """Whether the model has thoughts: markers of them, or a channel for them that its family encodes itself."""
-    marker = chat.tokenizer.reveal(chat.markup.think_open)
-    if marker in template or marker in chat.tokenizer.control_ids:
+    if think_pair(template, chat.tokenizer.control_ids):
         return True
     if isinstance(chat, TemplateFormat):
         return False

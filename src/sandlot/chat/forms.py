@@ -8,6 +8,10 @@ from sandlot.chat.deepseek_calls import MARKER as DEEPSEEK
 from sandlot.chat.deepseek_calls import DeepSeekForm
 from sandlot.chat.dsml_calls import MARKER as DSML
 from sandlot.chat.dsml_calls import DsmlForm
+from sandlot.chat.element_calls import MARKER as ELEMENT
+from sandlot.chat.element_calls import ElementForm
+from sandlot.chat.gemma_calls import MARKER as GEMMA
+from sandlot.chat.gemma_calls import GemmaForm
 from sandlot.chat.glm_calls import MARKER as GLM
 from sandlot.chat.glm_calls import GlmForm
 from sandlot.chat.json_lists import PAIRS as JSON_PAIRS
@@ -21,7 +25,11 @@ from sandlot.chat.minimax_calls import MARKER as MINIMAX
 from sandlot.chat.minimax_calls import MiniMaxForm
 from sandlot.chat.mistral_calls import MARKER as MISTRAL
 from sandlot.chat.mistral_calls import MistralForm
+from sandlot.chat.python_calls import PAIRS as PYTHON_PAIRS
+from sandlot.chat.python_calls import PythonForm
 from sandlot.chat.tagged_calls import TaggedForm
+from sandlot.chat.xtml_calls import MARKER as XTML
+from sandlot.chat.xtml_calls import XtmlForm
 
 FORMS: dict[str, Callable[[Reading], Form]] = {
     "tagged": TaggedForm,
@@ -30,9 +38,13 @@ FORMS: dict[str, Callable[[Reading], Form]] = {
     "kimi": KimiForm,
     "deepseek": DeepSeekForm,
     "dsml": DsmlForm,
+    "gemma": GemmaForm,
     "json": JsonForm,
+    "python": PythonForm,
     "mistral": MistralForm,
     "llama": LlamaForm,
+    "xtml": XtmlForm,
+    "minimax-m3": ElementForm,
 }
 """Every form by its name; `tagged` reads JSON and XML between `<tool_call>` markers."""
 
@@ -44,7 +56,11 @@ _MARKERS = (
     ("kimi", KIMI),
     ("dsml", DSML),
     ("deepseek", DEEPSEEK),
+    ("gemma", GEMMA),
+    ("xtml", XTML),
+    ("minimax-m3", ELEMENT),
     *(("json", opening) for opening, _ in JSON_PAIRS),
+    *(("python", opening) for opening, _ in PYTHON_PAIRS),
     *(("tagged", opening) for opening, _ in CALL_PAIRS),
     ("mistral", MISTRAL),
     ("llama", LLAMA),

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from sandlot.chat.markup import Found, Reading, skip_blanks
 from sandlot.chat.mistral_calls import MistralForm
 
-PAIRS = (("<TOOLCALL>", "</TOOLCALL>"), ("<tool_calls>", "</tool_calls>"), ("<|tool_call|>", ""))
-"""The markers of Nemotron Nano 2, of Apriel and MiniMax M1, and of Granite 3."""
+PAIRS = (
+    ("<TOOLCALL>", "</TOOLCALL>"),
+    ("<tool_calls>", "</tool_calls>"),
+    ("<|tool_call|>", "<|/tool_call|>"),
+    ("<|START_ACTION|>", "<|END_ACTION|>"),
+    ("<|tools_prefix|>", "<|tools_suffix|>"),
+    ("<|function_call|>", ""),
+)
+"""The markers of Nemotron Nano 2; of Apriel, MiniMax M1 and Hunyuan; of Granite 3 (never closed) and Phi 4 mini;
+of Command; of Apertus; of GigaChat 3.1."""
+
+_NAMED = {
+    "<|START_ACTION|>": (re.compile(r'\{\s*(?:"tool_call_id"\s*:\s*"[^"]*"\s*,\s*)?"tool_name"'), '{"name"'),
+    "<|tools_prefix|>": (re.compile(r'\{\s*("(?:[^"\\]|\\.)*")\s*:'), r'{"name": \1, "arguments":'),
+}
+"""How elements begin that name their tool in another place, and what that is in the usual form."""
 
 
 class JsonForm(MistralForm):
@@ -19,6 +34,7 @@ class JsonForm(MistralForm):
         self._known = [(reading.mark(opening), reading.mark(closing)) for opening, closing in PAIRS]
         self._written = self._known
         self._close = ""
+        self._other_names = {reading.mark(opening): names for opening, names in _NAMED.items()}
 
     def next_call(self, text: str, at: int) -> int:
         """A marker spelled in ordinary text begins a call only when JSON follows, or nothing does."""
@@ -40,6 +56,11 @@ class JsonForm(MistralForm):
         if self._close and text.startswith(self._close, after):
             calls[-1] = replace(calls[-1], end=after + len(self._close))
         return calls
+
+    def _named(self, source: str) -> str:
+        pattern, usual = self._other_names.get(self._open, (None, ""))
+        begins = pattern.match(source) if pattern else None
+        return begins.expand(usual) + source[begins.end() :] if begins else source
 
     def _following(self, text: str, at: int) -> int:
         following = super()._following(text, at)

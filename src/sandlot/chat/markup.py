@@ -4,12 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from sandlot.chat.messages import CallStatus, ParsedCall, Tool
 
-THINK_PAIRS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"))
-"""Known markers of thoughts; a format takes the first pair that its vocabulary or its template has."""
+
+class Pair(NamedTuple):
+    """What opens and closes a thought; `sign` is what a template that has them holds, where not the opening itself."""
+
+    opening: str
+    closing: str
+    sign: str = ""
+
+
+THINK_PAIRS = (
+    Pair("<think>", "</think>"),
+    Pair("[THINK]", "[/THINK]"),
+    Pair("<seed:think>", "</seed:think>"),
+    Pair("<mm:think>", "</mm:think>"),
+    Pair("<|START_THINKING|>", "<|END_THINKING|>"),
+    Pair("<|channel>thought", "<channel|>", sign="<|channel>"),
+    Pair("<|open|>think<|sep|>", "<|close|>think<|sep|>", sign="<|open|>"),
+)
+"""Known markers of thoughts; a format takes the first pair that its template or its vocabulary has."""
+
+TEXT_MARKERS = (
+    *("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+    *("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
+)
+"""What some models put around the text of an answer. It is no part of that, where it is control tokens."""
 
 CALL_PAIRS = (("<tool_call>", "</tool_call>"), ("<seed:tool_call>", "</seed:tool_call>"))
 """Known markers of calls; a format takes the first pair that its vocabulary or its template has."""
@@ -22,6 +45,7 @@ class Markup:
     A marker that is a control token is only recognised where that token was sampled. `calls_are_tokens` says so of
     the call markers. `xml` says that the template teaches calls as `<function=…>`, which may then stand alone.
     `padded` says that the values of this form stand between line breaks that are no part of them.
+    `around_text` stand around visible text and are no part of it.
     `form` is the form calls are written in (see `sandlot.chat.forms`); `alias` turns a marker into the form it has in
     decoded text.
     """
@@ -33,6 +57,7 @@ class Markup:
     calls_are_tokens: bool
     xml: bool
     padded: bool = True
+    around_text: tuple[str, ...] = ()
     form: str = "tagged"
     alias: Callable[[str], str] = str
 

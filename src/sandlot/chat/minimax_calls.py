@@ -44,10 +44,12 @@ class InvokeForm(Sections):
     def _find_tags(self, text: str) -> Tags:
         tags = Tags()
         for m in self._tag.finditer(text):
-            kind = "function" if "invoke" in (m[1], m[4]) else "parameter"
-            placed = m.start() == 0 or text[m.start() - 1] in "\n>"
-            tags.append(Tag(kind, bool(m[1]), m[2] or "", m.start(), m.end(), placed, m[3] or ""))
+            tags.append(self._tag_of(m, m.start() == 0 or text[m.start() - 1] in "\n>"))
         return tags
+
+    def _tag_of(self, m: re.Match[str], placed: bool) -> Tag:
+        kind = "function" if "invoke" in (m[1], m[4]) else "parameter"
+        return Tag(kind, bool(m[1]), m[2] or "", m.start(), m.end(), placed, m[3] or "")
 
 
 class MiniMaxForm(InvokeForm):

@@ -67,15 +67,19 @@ class MistralForm:
         reveal = self._reading.reveal
         end, cut = object_end(text, at, self._reading.truncated)
         if end >= 0:
-            source = reveal(text[at:end])
-            return read_object(source, end, source)
+            raw = reveal(text[at:end])
+            return read_object(self._named(raw), end, raw)
         following = self._following(text, at)
         if following < 0 and (cut or self._reading.truncated):
             raw = reveal(text[at:])
-            return found(len(text), written_name(raw), raw, raw, "unclosed")
+            return found(len(text), written_name(self._named(raw)), raw, raw, "unclosed")
         stop = len(text) if following < 0 else following
         raw = reveal(text[at:stop])
-        return guess(raw.strip().removesuffix("]").rstrip(), stop, raw)
+        return guess(self._named(raw.strip().removesuffix("]").rstrip()), stop, raw)
+
+    def _named(self, source: str) -> str:
+        """An element with its name where the usual form has it."""
+        return source
 
     def _read_named(self, text: str, body: int) -> Found:
         reveal = self._reading.reveal

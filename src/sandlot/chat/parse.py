@@ -83,6 +83,8 @@ def _read_calls(text: str, reading: Reading, form: Form) -> tuple[str, tuple[Par
             piece_start = found[-1].end
         at = form.next_call(text, found[-1].end)
     pieces.append(text[piece_start:])
+    for mark in reading.markup.around_text:
+        pieces = [piece.replace(mark, "") for piece in pieces]
     if len(pieces) > 1:
         pieces = [
             piece.removeprefix("\n" if k else "").removesuffix("\n" if k < len(pieces) - 1 else "")

@@ -199,6 +199,8 @@ def _outcome(chat: TemplateFormat) -> _Outcome:
 def _difference(
     chat: TemplateFormat, base: tuple[Message, ...], turn: Message, new: tuple[Message, ...], tools: tuple[Tool, ...]
 ) -> str:
+    if turn.tool_calls and chat.text_after_results:
+        turn = replace(turn, text="")  # what was sampled stays where it was
     full = chat.render([*base, turn, *new], tools)
     names = [c.name for c in turn.tool_calls]
     unnamed = new if chat.traits.native_ids else [replace(m, tool_name="") for m in new]
@@ -209,7 +211,7 @@ def _difference(
         cut = chat.extend(sampled, names, new, tools)
     except TemplateError as e:
         return str(e)
-    tail = next((tail for tail in tails if tail is not None), None)
+    tail = min((tail for tail in tails if tail is not None), key=len, default=None)
     if tail is None or cut is None:
         return "it declines to be continued"
     if full[len(full) - len(tail) :] != tail or cut[1:] != tail:

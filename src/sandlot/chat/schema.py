@@ -22,21 +22,21 @@ def typed(text: str, schema: Any, root: Mapping[str, Any]) -> Any:
     Where a string is allowed, and where nothing is declared, text stays text (but `null` is null where null is
     allowed). Text that does not fit the declared type stays text too, so that the tool's own error comes back.
     """
-    kinds = _kinds(schema, root, depth=0)
+    allowed = kinds(schema, root)
     word = text.strip()
-    if "null" in kinds and word == "null":
+    if "null" in allowed and word == "null":
         return None
-    if not kinds or "string" in kinds:
+    if not allowed or "string" in allowed:
         return text
-    if "boolean" in kinds and word.lower() in ("true", "false"):
+    if "boolean" in allowed and word.lower() in ("true", "false"):
         return word.lower() == "true"
-    if kinds & {"integer", "number"}:
+    if allowed & {"integer", "number"}:
         number = _number(word)
-        if number is not None and (isinstance(number, int) or "number" in kinds or number.is_integer()):
-            return int(number) if "number" not in kinds else number
-    if kinds & {"object", "array"}:
+        if number is not None and (isinstance(number, int) or "number" in allowed or number.is_integer()):
+            return int(number) if "number" not in allowed else number
+    if allowed & {"object", "array"}:
         value = from_json(word)
-        if isinstance(value, dict if kinds.isdisjoint({"array"}) else (dict, list) if "object" in kinds else list):
+        if isinstance(value, dict if allowed.isdisjoint({"array"}) else (dict, list) if "object" in allowed else list):
             return value
     return text
 
@@ -61,12 +61,12 @@ def _number(word: str) -> int | float | None:
     return value if math.isfinite(value) and "_" not in word else None
 
 
-def _kinds(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str]:
+def kinds(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
     """The JSON types a schema allows; empty where it does not say."""
     if not isinstance(schema, dict) or depth > 8:
         return frozenset()
     if isinstance(ref := schema.get("$ref"), str):
-        return _kinds(_resolve(ref, root), root, depth + 1)
+        return kinds(_resolve(ref, root), root, depth + 1)
     declared = schema.get("type")
     if isinstance(declared, str):
         return frozenset({declared})
@@ -74,10 +74,27 @@ def _kinds(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str]:
         return frozenset(k for k in declared if isinstance(k, str))
     for key in ("anyOf", "oneOf", "allOf"):
         if isinstance(options := schema.get(key), list):
-            kinds = [_kinds(option, root, depth + 1) for option in options]
-            return frozenset().union(*kinds) if all(kinds) else frozenset()
+            each = [kinds(option, root, depth + 1) for option in options]
+            return frozenset().union(*each) if all(each) else frozenset()
     values = schema["enum"] if isinstance(schema.get("enum"), list) else [schema["const"]] if "const" in schema else []
     return frozenset(_kind_of(v) for v in values)
+
+
+def inner(schema: Any, name: str | None, root: Mapping[str, Any], depth: int = 0) -> Any:
+    """The schema of a member of an object, or of the items of an array where there is no name; None without one."""
+    if not isinstance(schema, dict) or depth > 8:
+        return None
+    if isinstance(ref := schema.get("$ref"), str):
+        return inner(_resolve(ref, root), name, root, depth + 1)
+    if name is None:
+        found = schema.get("items")
+    else:
+        named = schema.get("properties")
+        found = named.get(name) if isinstance(named, dict) else None
+        found = schema.get("additionalProperties") if found is None else found
+    options = (option for key in ("anyOf", "oneOf", "allOf") for option in schema.get(key) or ())
+    others = (inner(option, name, root, depth + 1) for option in options)
+    return found if isinstance(found, dict) else next((other for other in others if other is not None), None)
 
 
 def _kind_of(value: Any) -> str:

@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 
-from sandlot.chat.forms import detect_form
-from sandlot.chat.markup import CALL_PAIRS, THINK_PAIRS, Markup, skip_blanks
+from sandlot.chat.markers import markup_of
+from sandlot.chat.markup import skip_blanks
 from sandlot.chat.messages import Message, Reply, Tool, ToolCall
 from sandlot.chat.native_ids import answer_with_sampled_ids, with_native_ids
 from sandlot.chat.rendering import Rendering
@@ -22,7 +22,6 @@ from sandlot.chat.replies import ReplyReader
 from sandlot.chat.roles import Traits, conform, untrusted_texts
 from sandlot.chat.template import ChatTemplate, TemplateError
 from sandlot.chat.tokenizer import ChatTokenizer
-from sandlot.chat.xml_calls import FUNCTION
 from sandlot.errors import ModelError
 from sandlot.ids import PromptIds
 
@@ -53,9 +52,11 @@ class TemplateFormat:
         opening, closing = re.escape(self.markup.think_open), re.escape(self.markup.think_close)
         self._thoughts = re.compile(rf"(?s){opening}.*?{closing}\s*")
         self._stops = frozenset(stops)
+        self.text_after_results = self._shows_text_after_results()
         self._always_prompts = self._text([_USER], ()) == self._text([_USER], (), generation_prompt=False)
         self._turn_close = lru_cache(maxsize=64)(self._find_turn_close)
         closes = [ids[0] for n in (0, 1) if len(ids := self._close_ids(n)) == 1]
+        self._closes = frozenset(closes)
         self.stop_token_ids = tuple(dict.fromkeys([*stops, *closes]))
         self.replies = ReplyReader(tokenizer, self.markup, self.stop_token_ids)
         if not self.stop_token_ids:
@@ -97,7 +98,8 @@ class TemplateFormat:
             return ids
         if opens and last_output[-1] != ids[0]:  # the model has opened another message than the one that comes
             return None
-        return ids[1:]
+        # Where a call is closed by another token than a text, what closes the one does not close the other.
+        return ids if ids[0] in self._closes and last_output[-1] in self._closes - {ids[0]} else ids[1:]
 
     def parse(
         self, output_ids: Sequence[int], prompt_ids: Sequence[int], tools: Sequence[Tool], *, truncated: bool
@@ -135,6 +137,19 @@ class TemplateFormat:
         """A rendered text without the thoughts in it."""
         return self._thoughts.sub("", text)
 
+    def _turn(self, sentinel: str, calls: tuple[ToolCall, ...]) -> Message:
+        return _turn(sentinel, calls, shows_text=not self.text_after_results)
+
+    def _shows_text_after_results(self) -> bool:
+        """Whether the text of a turn with calls is moved behind their results, where no model has written it."""
+        sentinel, result = _unused((), ()), "What came back."
+        turn = Message("assistant", sentinel, tool_calls=(ToolCall("probe", {}, "c0"),))
+        try:
+            text = self._text([_USER, turn, Message("tool", result, tool_call_id="c0", tool_name="probe"), _USER], ())
+        except TemplateError:
+            return False
+        return 0 <= text.find(result) < text.find(sentinel)
+
     def _tail(self, call_names: Sequence[str], new: Sequence[Message], tools: Sequence[Tool]) -> tuple[str, bool]:
         """What a template writes from the close of a turn on, close included, and whether that opens what follows."""
         failed: TemplateError | None = None
@@ -150,7 +165,7 @@ class TemplateFormat:
     ) -> tuple[str, bool]:
         close, count, body = self._turn_close(len(calls))
         sentinel = _unused(new, tools)
-        text = self._text([_USER, _turn(sentinel, calls), *new], tools)
+        text = self._text([_USER, self._turn(sentinel, calls), *new], tools)
         at = text.rfind(sentinel)
         if at < 0:
             raise TemplateError(f"the chat template of {self.name} does not show a turn; render in full")
@@ -191,21 +206,36 @@ class TemplateFormat:
         all that follows the text in the turn. No token where the turn only ends."""
         sentinel = _unused((), ())
         calls = tuple(ToolCall("probe", {}, f"c{k}") for k in range(n_calls))
-        turn = [_USER, _turn(sentinel, calls)]
+        turn = [_USER, self._turn(sentinel, calls)]
         try:
             rest = _after(self._text(turn, (), generation_prompt=False), sentinel)
         except TemplateError:
             return ("", 0, "") if n_calls == 0 else self._turn_close(0)
         results = [Message("tool", "", tool_call_id=c.id, tool_name=c.name) for c in calls]
+        answered = ""
         with suppress(TemplateError):  # the end of a text may be marked otherwise than that of a turn
-            shared = _common(rest, _after(self._text([*turn, *(results or [_USER])], ()), sentinel))
+            answered = _after(self._text([*turn, *(results or [_USER])], ()), sentinel)
+            shared = _common(rest, answered)
             rest = shared if self.tokenizer.controls_in(shared) else rest
         control = self.tokenizer.controls_in(rest)
         if self._always_prompts:  # what comes last may be the generation prompt
             control = [c for c in control if self._id_of(c) in self._stops] or control
         if not control or control[-1] == self.markup.call_close:  # nothing but the call itself is closed
             return "", 0, rest.rstrip()
-        return control[-1], control.count(control[-1]), rest
+        return *(self._stop_behind(control, answered) or (control[-1], control.count(control[-1]))), rest
+
+    def _stop_behind(self, control: Sequence[str], answered: str) -> tuple[str, int] | None:
+        """The token that a checkpoint names as an end, where what closes the last call has only blanks before it."""
+        if self._id_of(control[-1]) in self._stops:
+            return None
+        at = 0
+        for _ in range(control.count(control[-1])):
+            at = answered.find(control[-1], at) + len(control[-1])
+        at = skip_blanks(answered, at)
+        following = next(iter(self.tokenizer.controls_in(answered[at : at + 64])), "")
+        if not following or not answered.startswith(following, at) or self._id_of(following) not in self._stops:
+            return None
+        return following, answered[:at].count(following) + 1
 
     def _id_of(self, alias: str) -> int:
         return self.tokenizer.control_ids[self.tokenizer.reveal(alias)]
@@ -226,11 +256,11 @@ def _common(a: str, b: str) -> str:
     return _HALF_AN_ALIAS.sub("", a[:end])
 
 
-def _turn(sentinel: str, calls: tuple[ToolCall, ...]) -> Message:
+def _turn(sentinel: str, calls: tuple[ToolCall, ...], *, shows_text: bool = True) -> Message:
     # Some templates leave out the text of a turn with calls: the last call carries the sentinel too.
     if calls:
         calls = (*calls[:-1], replace(calls[-1], arguments={"text": sentinel}))
-    return Message("assistant", sentinel, tool_calls=calls)
+    return Message("assistant", sentinel if shows_text or not calls else "", tool_calls=calls)
 
 
 def _named(new: Sequence[Message], call_names: Sequence[str]) -> list[Message]:
@@ -267,23 +297,3 @@ def _unused(new: Sequence[Message], tools: Sequence[Tool]) -> str:
     while any(f"Turn{k}Ends" in t for t in texts):
         k += 1
     return f"Turn{k}Ends"
-
-
-def markup_of(tokenizer: ChatTokenizer, template: str, form: str = "") -> Markup:
-    """The markers that a template writes and a vocabulary has; `form` decides where they leave the form open."""
-    known = tokenizer.control_ids
-    think, call = (
-        next((pair for place in (template, known) for pair in pairs if pair[0] in place), pairs[0])
-        for pairs in (THINK_PAIRS, CALL_PAIRS)
-    )
-    alias = tokenizer.alias
-    return Markup(
-        think_open=alias(think[0]),
-        think_close=alias(think[1]),
-        call_open=alias(call[0]),
-        call_close=alias(call[1]),
-        calls_are_tokens=call[0] in known and call[1] in known,
-        xml=FUNCTION in template,
-        form=form or detect_form(template, known),
-        alias=alias,
-    )
