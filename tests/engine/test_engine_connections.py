@@ -45,7 +45,7 @@ class Server:
         self.versions = "v"
         self.aborted: list[str] = []
         self.pings = asyncio.Queue[None]()
-        self.breaks = False
+        self.breaks = self.elsewhere = False
 
     async def answer(self, request: web.Request) -> web.Response:
         if self.silent is not None:
@@ -54,7 +54,7 @@ class Server:
             self.pings.put_nowait(None)
             if self.breaks and request.transport is not None:
                 request.transport.close()
-            return web.Response(status=404)
+            return web.Response(status=307 if self.elsewhere else 404, headers={"Location": "/ping/"})
         body = await request.json()
         if "abort" in request.path:
             self.aborted += body["request_ids"] if "request_ids" in body else [body["rid"]]
@@ -114,18 +114,21 @@ async def test_a_call_ends_when_its_server_hangs_and_goes_on_elsewhere(kind: typ
         assert e.value.retryable
         replicas = ReplicatedEngine({one: make(kind, one, watch_s=0.05), two: make(kind, two)})
         session = next(s for s in map(str, range(99)) if placed(s, [one, two])[0] == one)
-        assert (await ask(replicas, session)).output_ids == (7,)
+        done = await ask(replicas, session)
+        assert done.output_ids == (7,)
+        assert done.lost_s >= 3 * 0.05
         assert replicas.up == [two]
+        assert (await ask(replicas, session)).lost_s == 0
         await replicas.close()
 
 
 @BOTH
-@pytest.mark.parametrize("breaks", [False, True])
+@pytest.mark.parametrize("how", ["not found", "breaks", "elsewhere"])
 async def test_a_slow_call_is_waited_for_while_its_server_answers_anything(
-    kind: type[EngineClient], make: Make, breaks: bool
+    kind: type[EngineClient], make: Make, how: str
 ) -> None:
     slow = Server()
-    slow.breaks = breaks
+    slow.breaks, slow.elsewhere = how == "breaks", how == "elsewhere"
     slow.hold = asyncio.Event()
     async with slow.running() as url:
         call = asyncio.ensure_future(ask(make(kind, url, watch_s=0.2)))

@@ -260,9 +260,19 @@ def test_several_addresses_make_replicas() -> None:
     assert isinstance(engine, ReplicatedEngine)
     assert list(engine.replicas) == ["http://a:1", "http://b:2"]
     assert isinstance(engine_at("http://a:1", "vllm"), VllmEngine)
-    for wrong in ("a,b", "http://a:1,nope", ",", "http://a:1,http://a:1"):
+    for wrong in ("a,b", "http://a:1,nope", ",", "http://a:1,http://a:1", "http://a:1,http://a:1/v1/", "http://a:b"):
         with pytest.raises(ConfigError):
             engine_at(wrong, "vllm")
+
+
+def test_nobody_is_told_the_password_of_an_engine() -> None:
+    engine = engine_at("http://me:se%20cret@a:1/v1,http://b:2", "vllm")
+    assert isinstance(engine, ReplicatedEngine)
+    assert list(engine.replicas) == ["http://a:1", "http://b:2"]
+    client = engine.replicas["http://a:1"]
+    assert isinstance(client, VllmEngine)
+    assert client.base_url == "http://a:1"
+    assert client._headers == {"Authorization": "Basic bWU6c2UgY3JldA=="}
 
 
 async def test_a_policy_over_sglang_replicas_probes_each(tmp_path: Path) -> None:

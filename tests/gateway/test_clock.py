@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import AsyncExitStack, ExitStack
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sandlot.engine import Generation
 from sandlot.errors import EngineError
 from sandlot.gateway import GatewayLimits, SessionLimits
 from sandlot.gateway.clock import Clock, OutOfTimeError
@@ -152,6 +154,20 @@ async def test_the_time_from_a_failed_call_to_the_next_answer_is_not_the_agents(
     passes(clock, LIMIT * 3 / 4)
     assert (await rig.messages(ask("c")))[0] == 200
     assert clock.left < LIMIT / 4
+
+
+async def test_the_time_at_a_lost_replica_is_not_the_agents(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = await make_rig(limits=LIMITS)
+    sample = rig.engine.generate
+
+    async def generate(*args: Any, **named: Any) -> Generation:
+        passes(rig.session.clock, LIMIT / 2)
+        return replace(await sample(*args, **named), lost_s=LIMIT / 2)
+
+    monkeypatch.setattr(rig.engine, "generate", generate)
+    assert (await rig.messages(ask("a")))[0] == 200
+    assert rig.session.clock.stood == pytest.approx(LIMIT / 2)
+    assert not rig.session.clock.standing
 
 
 STEPS = st.lists(

@@ -56,6 +56,7 @@ class Generation:
     `output_ids` includes the stop token when one ended the answer. `logprobs` are natural logarithms under the
     distribution that was sampled from. `finish_reason` is `stop` or `length`; `stop_reason` the stop token id
     if it was one of `stop_token_ids`. `routed_experts`, where the engine gives it, is its own encoding, kept as is.
+    `lost_s` are seconds of the call that came to nothing, at replicas that were down.
     """
 
     output_ids: tuple[int, ...]
@@ -65,6 +66,7 @@ class Generation:
     versions: tuple[VersionSpan, ...] = ()
     routed_experts: Any = None
     cached_tokens: int | None = None
+    lost_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

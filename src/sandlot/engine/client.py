@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import re
 import socket
+from base64 import b64encode
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -68,12 +69,10 @@ class EngineClient:
         While calls wait, the server is asked every `watch_s` seconds whether it still answers anything.
         `routed_experts` keeps the experts of each token, where the server tells them: they are large.
         """
-        if not _is_url(base_url):
-            raise ConfigError(f"the engine address {base_url!r} is not a URL: write http://HOST:PORT")
-        self.base_url = base_url.rstrip("/").removesuffix("/v1")
+        self.base_url = plain_address(base_url)
         self.model = model
         self.routed_experts = routed_experts
-        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else _basic(URL(base_url))
         self._timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=_CONNECT_S)
         self._session: aiohttp.ClientSession | None = None
         self._info: EngineInfo | None = None
@@ -141,7 +140,7 @@ class EngineClient:
             await self._send("GET", "/ping", None, {}, self._ping_timeout)
         except TimeoutError as e:
             raise EngineError(f"{self.base_url} did not answer in time") from e
-        except aiohttp.ClientError:
+        except (aiohttp.ClientError, EngineError):  # the latter where it sends elsewhere
             return
 
     async def json(self, method: str, path: str) -> Any:
@@ -225,6 +224,21 @@ def _is_url(text: str) -> bool:
     except ValueError:  # a port that is none
         return False
     return url.scheme in ("http", "https") and bool(url.host) and not re.search(r"\s", text)
+
+
+def plain_address(base_url: str) -> str:
+    """An engine's address as anybody may be told it: agents read what errors say. `ConfigError` if it is none."""
+    if not _is_url(base_url):
+        raise ConfigError(f"the engine address {base_url!r} is not a URL: write http://HOST:PORT")
+    url = URL(base_url)
+    text = str(url.with_user(None)) if url.raw_user is not None else base_url
+    return text.rstrip("/").removesuffix("/v1")
+
+
+def _basic(url: URL) -> dict[str, str]:
+    if url.user is None:
+        return {}
+    return {"Authorization": "Basic " + b64encode(f"{url.user}:{url.password or ''}".encode()).decode()}
 
 
 def object_of(value: Any) -> dict[str, Any]:

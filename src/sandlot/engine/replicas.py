@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from hashlib import blake2b
 
 from sandlot.engine.aborted import Abortable
@@ -95,12 +97,15 @@ class ReplicatedEngine:
         self, prompt_ids: Sequence[int], sampling: SamplingParams, *, request_id: str, session_id: str
     ) -> Generation:
         missing: EngineUnreachableError | None = None
+        began = time.monotonic()
         for name in placed(session_id, list(self.replicas)):
             if name in self._down:
                 continue
             engine = self._where[request_id] = self.replicas[name]
+            lost_s = 0.0 if missing is None else time.monotonic() - began
             try:
-                return await engine.generate(prompt_ids, sampling, request_id=request_id, session_id=session_id)
+                done = await engine.generate(prompt_ids, sampling, request_id=request_id, session_id=session_id)
+                return replace(done, lost_s=lost_s) if lost_s else done
             except EngineUnreachableError as error:
                 missing = error
                 self._lost(name)

@@ -176,4 +176,5 @@ def joined(parts: Sequence[Generation], finish_reason: str, stop_reason: int | s
         versions=tuple(spans),
         routed_experts=tuple(experts) or None,
         cached_tokens=parts[0].cached_tokens,
+        lost_s=sum(part.lost_s for part in parts),
     )

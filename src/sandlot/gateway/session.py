@@ -243,6 +243,8 @@ class Session:
             began = time.monotonic()
             try:
                 generation = await engine.generate(prompt, sampling, request_id=request_id, session_id=self.id)
+                if generation.lost_s:
+                    self.clock.failed(time.monotonic() - generation.lost_s)
                 self.clock.served()
                 return generation
             except EngineError as error:

@@ -12,6 +12,7 @@ from pathlib import Path
 from sandlot.cache import cache_dir
 from sandlot.config import RunConfig
 from sandlot.engine import ENGINES, Engine, SamplingParams
+from sandlot.engine.client import plain_address
 from sandlot.engine.embedded_model import prepare_embedded_model
 from sandlot.engine.probe import probe, require_alike
 from sandlot.engine.process import EngineProcess
@@ -124,8 +125,8 @@ def engine_at(urls: str, kind: str, served_model: str | None = None) -> Engine:
     """The client of one engine, or of several replicas where `urls` has commas."""
     addresses = _addresses(urls)
     make = ENGINES.get(kind)
-    engines: dict[str, Engine] = {address: make(address, served_model) for address in addresses}
-    return ReplicatedEngine(engines) if len(engines) > 1 else engines[addresses[0]]
+    engines: dict[str, Engine] = {plain_address(address): make(address, served_model) for address in addresses}
+    return ReplicatedEngine(engines) if len(engines) > 1 else next(iter(engines.values()))
 
 
 def _addresses(urls: str) -> list[str]:
@@ -134,7 +135,7 @@ def _addresses(urls: str) -> list[str]:
         raise ConfigError(
             f"engine {urls!r} is neither a URL (or several, with commas) nor one of {', '.join(EMBEDDED)}"
         )
-    if len(set(addresses)) < len(addresses):
+    if len(set(map(plain_address, addresses))) < len(addresses):
         raise ConfigError(f"engine {urls!r} names an address twice")
     return addresses
 
