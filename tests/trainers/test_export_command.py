@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,32 @@ def test_settings_of_a_form_and_of_the_run_are_used(run_dir: Path) -> None:
     trace = json.loads(Path(told["file"]).read_text().splitlines()[0])
     assert trace["task"]["type"] == "mine"
     assert {call["sampling"]["temperature"] for call in trace["calls"]} == {0.8}
+
+
+@pytest.fixture
+def own_sampling(tmp_path: Path) -> Path:
+    """A gateway's run: each session was opened with its own sampling, the configuration says something else."""
+    path = tmp_path / "run"
+    with RunDir.create_or_continue(path, {"sampling": {"temperature": 1.0, "top_p": 1.0}}) as run:
+        for name, temperature in (("a", 0.5), ("b", 0.25)):
+            sampling = {"temperature": temperature, "top_p": 0.9, "top_k": -1}
+            with run.begin(SessionRecord(episode_id=name, group_id="g", sampling=sampling)) as journal:
+                for turn in session(0).turns:
+                    journal.turn(replace(turn, sampling=sampling))
+                journal.append(SealedRecord(reward=temperature))
+            run.complete(name)
+    return path
+
+
+def test_an_episode_is_exported_with_what_it_was_sampled_with(own_sampling: Path) -> None:
+    told = export(str(own_sampling), "--to", "prime-rl")
+    rows = [json.loads(line) for line in Path(told["file"]).read_text().splitlines()]
+    assert [{call["sampling"]["temperature"] for call in row["calls"]} for row in rows] == [{0.5}, {0.25}]
+    told = export(str(own_sampling), "--to", "verl")
+    rows = [json.loads(line) for line in Path(told["file"]).read_text().splitlines()]
+    assert [row["outputs"][0]["extra_fields"]["temperature"] for row in rows] == [0.5, 0.25]
+    with pytest.raises(SandlotError, match="sample with top_p = 1"):
+        export(str(own_sampling), "--to", "slime")
 
 
 def test_the_list_shows_every_form() -> None:

@@ -780,6 +780,16 @@ def test_a_journal_proves_its_own_samples_only() -> None:
         assert kind in {v.kind for v in audit_journal(content, samples).violations}
 
 
+def test_a_turn_of_another_distribution_than_its_session_tells() -> None:
+    content = _content(reward=0.5)
+    header = SessionRecord(episode_id="e", group_id="g", sampling={"temperature": 1.0, "max_tokens": 9})
+    audit_journal(replace(content, header=header), _samples()).raise_for_violations()
+    header = SessionRecord(episode_id="e", group_id="g", sampling={"temperature": 0.5})
+    found = audit_journal(replace(content, header=header), _samples()).violations
+    assert {v.kind for v in found} == {"turn_sampling"}
+    assert str(found[0]) == "turn_sampling (turn t0): temperature is 1.0, not 0.5"
+
+
 def test_of_two_equal_answers_the_later_one_was_continued() -> None:
     """The first was lost on its way, the retry gave the same tokens: only the retry is trained."""
     s = SessionBuilder()

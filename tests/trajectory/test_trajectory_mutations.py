@@ -83,7 +83,13 @@ class Place:
 def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     path = tmp_path_factory.mktemp("mutations") / "run"
     header = SessionRecord(
-        episode_id="e", group_id="g", created=1.0, max_tokens=11, metadata={"task": "t"}, session={"engine": "x"}
+        episode_id="e",
+        group_id="g",
+        created=1.0,
+        sampling={"temperature": 1.0},
+        max_tokens=11,
+        metadata={"task": "t"},
+        session={"engine": "x"},
     )
     with RunDir.create_or_continue(path, {}) as run, run.begin(header) as journal:
         for turn in session().turns:
@@ -187,7 +193,7 @@ def test_a_change_in_the_journal_is_found_or_changes_nothing(place: Place) -> No
 
     found = swept(place, place.journal, changes(records), write)
     evidence = {"id", "parent", "shared", "new_ids", "output_ids", "logprobs", "finish_reason", "prompt_sha256"}
-    evidence |= {"prompt_length", "versions", "branch", "fork", "delivered", "logprobs_mode"}  # of turns
+    evidence |= {"prompt_length", "versions", "branch", "fork", "delivered", "logprobs_mode", "sampling"}  # of turns
     evidence |= {"type", "episode_id", "group_id", "schema", "created", "max_tokens", "metadata"}  # of the session
     evidence |= {"reward", "failure", "verdict", "time"}  # of its end
     assert {where.split(" ")[0].split(".")[1] for where in found if "." in where} >= evidence

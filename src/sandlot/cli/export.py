@@ -91,6 +91,7 @@ def command(
     export = Export(
         picked.groups,
         sampling=opened.config.get("sampling", {}),
+        sampling_of=picked.sampling_of,
         options=options,
         journals=picked.journals,
         format=lambda: recorded_format(opened.config),
@@ -148,6 +149,13 @@ class _Picked:
         for episode_id, why in self.unreadable.items():
             return f"{len(self.unreadable)} episodes that cannot be read; the first, {episode_id}: {why}"
         return ""
+
+    def sampling_of(self, episode_id: str) -> Mapping[str, Any]:
+        """What an episode was sampled with: a gateway's sessions may differ."""
+        from sandlot.trajectory.journal import read_header
+
+        header = read_header(self.run.journal_path(episode_id))
+        return header.sampling if header else {}
 
     def journals(self) -> Iterator[JournalContent]:
         from sandlot.trajectory.journal import read_journal

@@ -50,7 +50,8 @@ def command(
                 if opened.state(episode_id) is not EpisodeState.FINISHED:
                     answer.print(f"[dim]unfinished[/]  {literal(episode_id)}", soft_wrap=True)
             except JournalError as error:
-                answer.print(f"[red]unreadable[/]  {literal(episode_id)}[dim]  {literal(str(error))}[/]", soft_wrap=True)
+                why = f"[dim]  {literal(str(error))}[/]"
+                answer.print(f"[red]unreadable[/]  {literal(episode_id)}{why}", soft_wrap=True)
         return
     if not opened.journal_path(episode).exists():
         raise ConfigError(f"there is no episode {episode!r} in {run}; `sandlot view {run}` lists them")

@@ -35,12 +35,14 @@ T = TypeVar("T")
 class Export:
     """What an export works on. `groups` gives the rows of one group after the other, credited if the exporter asks.
 
-    `sampling` is the policy's (`temperature`, `top_p`, `top_k`), `options` come from the command line. `journals` gives
-    the journal of every finished episode, `format` the chat format they were sampled with, None where it is not known.
+    `sampling` is the policy's (`temperature`, `top_p`, `top_k`), `sampling_of` what of it an episode had otherwise;
+    `options` come from the command line. `journals` gives the journal of every finished episode, `format` the chat
+    format they were sampled with, None where it is not known.
     """
 
     groups: Callable[[], Iterable[Sequence[Sample]]]
     sampling: Mapping[str, Any] = field(default_factory=dict)
+    sampling_of: Callable[[str], Mapping[str, Any]] = lambda episode_id: {}
     options: Mapping[str, str] = field(default_factory=dict)
     journals: Callable[[], Iterable[JournalContent]] = lambda: ()
     format: Callable[[], ChatFormat | None] = lambda: None
@@ -53,9 +55,15 @@ class Export:
             groups.setdefault(sample.group_id, []).append(sample)
         return cls(lambda: groups.values(), **fields)
 
-    @property
-    def temperature(self) -> float:
-        return float(self.sampling.get("temperature", 1.0))
+    def temperature(self, episode_id: str) -> float:
+        """What the logits of an episode's tokens were divided by."""
+        return self._sampled(episode_id, "temperature")
+
+    def top_p(self, episode_id: str) -> float:
+        return self._sampled(episode_id, "top_p")
+
+    def _sampled(self, episode_id: str, name: str) -> float:
+        return float({**self.sampling, **self.sampling_of(episode_id)}.get(name, 1.0))
 
     def integer(self, name: str) -> int | None:
         """An option that is a whole number above 0."""

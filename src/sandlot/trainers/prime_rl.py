@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -82,13 +82,20 @@ def _context(s: Sample, start: int, end: int, parent: int | None) -> Row:
     }
 
 
-def traces(samples: Sequence[Sample], *, env_name: str = "sandlot", temperature: float = 1.0) -> list[Row]:
-    """One trace per episode of credited samples."""
+def traces(
+    samples: Sequence[Sample], *, env_name: str = "sandlot", temperature: float | Callable[[str], float] = 1.0
+) -> list[Row]:
+    """One trace per episode of credited samples; the temperature may be told by episode."""
     rows = checked(samples, credit=True)
     scales = mean_weights(rows)
     found = [
-        trace(own, env_name=env_name, temperature=temperature, scale=scales[own[0].group_id])
-        for own in by_episode(rows).values()
+        trace(
+            own,
+            env_name=env_name,
+            temperature=temperature(episode_id) if callable(temperature) else temperature,
+            scale=scales[own[0].group_id],
+        )
+        for episode_id, own in by_episode(rows).items()
     ]
     validate(found)
     return found

@@ -78,7 +78,7 @@ def rows(export: Export) -> Iterator[Row]:
             }
             for s in checked(samples, credit=False, per_turn=False)
         ]
-        validate(found, top_p=float(export.sampling.get("top_p", 1.0)))
+        validate(found, top_p=min(map(export.top_p, {s.episode_id for s in samples}), default=1.0))
         yield from found
 
 

@@ -50,7 +50,7 @@ def rows(export: Export) -> Iterator[Row]:
     prompt, response = export.integer("prompt_length"), export.integer("response_length")
     for samples in export.groups():
         for episode_id, own in by_episode(checked(samples, credit=False, per_turn=False)).items():
-            outputs = session_outputs(own, temperature=export.temperature)
+            outputs = session_outputs(own, temperature=export.temperature(episode_id))
             validate(outputs, prompt_length=prompt, response_length=response)
             yield {"uid": own[0].group_id, "session_id": episode_id, "outputs": outputs}
 

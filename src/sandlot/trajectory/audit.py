@@ -116,6 +116,7 @@ def audit_journal(content: JournalContent, samples: Sequence[Sample], *, failure
     `failure` overrules the one in the journal, for an episode whose samples were refused.
     """
     header, sealed = content.header, content.sealed
+    found = _sampled_otherwise(content)
     report = audit(
         content.turns,
         samples,
@@ -124,7 +125,6 @@ def audit_journal(content: JournalContent, samples: Sequence[Sample], *, failure
         max_tokens=header.max_tokens if header else None,
         metadata=header.metadata if header else None,
     )
-    found: list[Violation] = []
     for sample in samples:
         if header is None or (sample.episode_id, sample.group_id) != (header.episode_id, header.group_id):
             found.append(Violation("identity", sample.index, detail="its episode or group is not the journal's"))
@@ -135,6 +135,17 @@ def audit_journal(content: JournalContent, samples: Sequence[Sample], *, failure
                 Violation("credit", sample.index, detail="it was given credit, which a journal knows nothing of")
             )
     return replace(report, violations=report.violations + tuple(found))
+
+
+def _sampled_otherwise(content: JournalContent) -> list[Violation]:
+    """Turns of another distribution than their session tells, which a trainer divides its logits by."""
+    told = content.header.sampling if content.header else {}
+    return [
+        Violation("turn_sampling", None, turn.id, None, f"{name} is {turn.sampling.get(name)!r}, not {told[name]!r}")
+        for turn in content.turns
+        for name in ("temperature", "top_p", "top_k")
+        if name in told and turn.sampling.get(name) != told[name]
+    ]
 
 
 def _shares(session: Session, checks: Sequence[_SampleCheck]) -> list[Violation]:
