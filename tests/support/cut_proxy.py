@@ -29,7 +29,7 @@ async def cutting(url: str, before: bytes) -> AsyncIterator[str]:
                 await writer.drain()
                 writer.transport.abort()
                 return
-            seen = data[-len(before) :]
+            seen = (seen + data)[-len(before) :]
             writer.write(data)
             await writer.drain()
 
