@@ -16,14 +16,20 @@ from sandlot.sandbox import ExecResult, Layer, Sandbox
 
 _SETTINGS = "/home/agent/.gemini/settings.json"
 _FLAGS = "/home/agent/.gemini/flags.json"
+_POLICY = "/home/agent/.gemini/policies/sandlot.toml"
 _AS_MODEL = "gemini-2.5-pro"
 _WINDOW = 1_048_576
 _NEVER_TOKENS = 1_000_000_000
 # Its settings for these are read by nothing: tokens of tools' outputs that stay, and that must be saved at least.
 _KEPT, _SAVED = 45758817, 45758818
 _API_ERROR = "ApiError: "
-_VENDORS = ["google_web_search", "web_fetch"]
-"""Tools that the vendor's models run: the policy would be asked for what they find, and could only make it up."""
+# Tools that the vendor's models run: the policy would be asked for what they find, and could only make it up.
+_RULES = """\
+[[rule]]
+toolName = ["google_web_search", "web_fetch"]
+decision = "deny"
+priority = 999
+"""
 
 
 def _skip(path: PurePosixPath) -> bool:
@@ -58,6 +64,7 @@ class GeminiCli:
     async def configure(self, sandbox: Sandbox, endpoint: Endpoint) -> None:
         for path, content in ((_SETTINGS, self.settings(endpoint)), (_FLAGS, self.flags(endpoint))):
             await sandbox.write_file(path, json.dumps(content, indent=1).encode(), mode=0o600)
+        await sandbox.write_file(_POLICY, _RULES.encode(), mode=0o600)
 
     def settings(self, endpoint: Endpoint) -> dict[str, Any]:
         """`settings.json`: no requests beside the conversation, nothing of it rewritten."""
@@ -73,7 +80,7 @@ class GeminiCli:
                 "disableLoopDetection": True,  # it asks a model whether there is a loop
                 "skipNextSpeakerCheck": True,
             },
-            "tools": {"shell": {"enableInteractiveShell": False}, "useRipgrep": False, "exclude": _VENDORS},
+            "tools": {"shell": {"enableInteractiveShell": False}, "useRipgrep": False},
             "ide": {"enabled": False},
         }
 
