@@ -15,9 +15,11 @@ import openai
 import pytest
 
 from sandlot.rollout.proof import audit_run
+from sandlot.trajectory.records import SealedRecord, SessionRecord
 from sandlot.trajectory.rundir import RunDir
 from support.gateway_process import Served, gateway_process
 from support.rig import BASH
+from support.sessions import make_turn
 from support.toy_model import make_toy_model
 
 SAID = "The work is done."
@@ -160,6 +162,42 @@ def test_finished_sessions_stand_audited_in_the_run_directory(served: Served) ->
     assert row is not None
     assert (row["reward"], row["metadata"]["note"], row["metadata"]["task"]) == (0.25, "n", "t")
     assert [s.reward for s in run.samples() if s.episode_id == session_id] == [0.25]
+
+
+def test_a_group_is_told_at_the_beginning_or_at_the_end_and_is_else_ones_own(served: Served) -> None:
+    sessions = {
+        served.open()[0]: ({}, ""),
+        served.open()[0]: ({"group_id": "late"}, "late"),
+        served.open(metadata={"group_id": "early"})[0]: ({}, "early"),
+        served.open(metadata={"group_id": "early"})[0]: ({"group_id": "late"}, "late"),
+    }
+    for session_id, (body, _) in sessions.items():
+        finished = served.control("POST", f"/control/sessions/{session_id}/finish", {"reward": 1.0, **body})
+        assert finished.status_code == 200
+    run = RunDir.read(served.run)
+    assert audit_run(run).violations == []
+    for session_id, (_, group) in sessions.items():
+        row = run.result(session_id)
+        assert row is not None
+        assert row["group_id"] == (group or session_id)
+
+
+def test_what_a_killed_gateway_left_is_completed_by_the_next(tmp_path: Path) -> None:
+    """Its journal is sealed, its result was not written; one beside it is damaged, which holds nobody up."""
+    model = make_toy_model(tmp_path / "toy")
+    with gateway_process(tmp_path, model):
+        pass
+    with RunDir.create_or_continue(tmp_path / "run", RunDir.read(tmp_path / "run").config) as run:
+        for name in ("bad", "good"):
+            with run.begin(SessionRecord(episode_id=name, group_id="g")) as journal:
+                journal.turn(make_turn("t0", (1, 2), (3,)))
+                journal.append(SealedRecord(reward=1.0))
+        run.journal_path("bad").write_bytes(b"\0" + run.journal_path("bad").read_bytes())
+    with gateway_process(tmp_path, model) as served:
+        row = RunDir.read(served.run).result("good")
+    assert row is not None
+    assert (row["reward"], row["samples"]) == (1.0, 1)
+    assert "bad.jsonl.gz is damaged at byte 0" in (tmp_path / "gateway.log").read_text()
 
 
 def test_addresses_of_the_next_generation_are_told_as_such(tmp_path: Path) -> None:

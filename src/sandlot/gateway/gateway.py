@@ -212,6 +212,7 @@ class Gateway:
         self, session: Session, reward: float | None, episode_id: str, group_id: str, metadata: dict[str, Any]
     ) -> Finished:
         await session.seal(self.limits.drain)
+        group_id = group_id or str(session.metadata.get("group_id") or episode_id)  # else one of its own
         turns = session.recorded_turns()
         samples = await self.in_thread(
             functools.partial(
@@ -225,7 +226,7 @@ class Gateway:
         )
         report: AuditReport = await self.in_thread(audit, turns, samples)
         report.raise_for_violations()
-        await session.record_seal({"reward": reward, "metadata": metadata})
+        await session.record_seal({"reward": reward, "group_id": group_id, "metadata": metadata})
         return Finished(samples, report)
 
     async def delete(self, session_id: str) -> None:

@@ -35,7 +35,13 @@ class JournalRecorder:
             self._journal.append(EventRecord(kind=kind, facts=dict(detail)))
 
     def sealed(self, detail: Mapping[str, Any]) -> None:
-        self._journal.append(SealedRecord(reward=detail.get("reward"), metadata=dict(detail.get("metadata") or {})))
+        self._journal.append(
+            SealedRecord(
+                reward=detail.get("reward"),
+                group_id=detail.get("group_id"),
+                metadata=dict(detail.get("metadata") or {}),
+            )
+        )
 
     def close(self) -> None:
         """The journal is its owner's, who goes on with it."""

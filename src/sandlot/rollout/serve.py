@@ -13,7 +13,7 @@ from typing import Any
 from aiohttp import web
 
 from sandlot.config import RunConfig
-from sandlot.errors import ConfigError
+from sandlot.errors import ConfigError, JournalError
 from sandlot.gateway import Gateway, GatewayLimits
 from sandlot.gateway.control import control_app, control_routes
 from sandlot.gateway.front import Front, listen
@@ -88,6 +88,7 @@ async def serve_gateway(
         run = None
         if out is not None:
             run = stack.enter_context(open_run(out, config))
+            await asyncio.to_thread(_recover, run, say)
         try:
             if workers == 1:
                 port, control = await _alone(stack, config, run, admin_key, places, say)
@@ -156,6 +157,14 @@ async def _with_workers(
     return port, int(runner.addresses[0][1])
 
 
+def _recover(run: RunDir, say: Say) -> None:
+    """Complete what was finished when an earlier gateway was killed; damage there keeps nobody from new sessions."""
+    try:
+        run.recover()
+    except JournalError as error:
+        say(str(error))
+
+
 def stop_signals() -> asyncio.Event:
     """Set when this process is asked to end."""
     stop = asyncio.Event()
@@ -170,7 +179,7 @@ def recorders(run: RunDir) -> RecorderFactory:
     def recorder(session_id: str, header: Mapping[str, Any]) -> _RunRecorder:
         record = SessionRecord(
             episode_id=session_id,
-            group_id=str(header["metadata"].get("group_id", "")),
+            group_id=str(header["metadata"].get("group_id") or session_id),
             sampling=dict(header["sampling"]),
             metadata=dict(header["metadata"]),
             session={"model": header["model"], "max_context": header["max_context"]},

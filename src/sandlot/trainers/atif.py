@@ -82,7 +82,7 @@ def trajectory(content: JournalContent, fmt: ChatFormat | None = None) -> Row:
         root["subagent_trajectories"] = subagents
     sealed = content.sealed
     root["extra"] = {
-        "group_id": header.group_id,
+        "group_id": content.group_id,
         "reward": sealed.reward if sealed else None,
         "failure": sealed.failure if sealed else None,
         "metadata": dict(header.metadata),

@@ -126,7 +126,7 @@ def audit_journal(content: JournalContent, samples: Sequence[Sample], *, failure
         metadata=header.metadata if header else None,
     )
     for sample in samples:
-        if header is None or (sample.episode_id, sample.group_id) != (header.episode_id, header.group_id):
+        if header is None or (sample.episode_id, sample.group_id) != (header.episode_id, content.group_id):
             found.append(Violation("identity", sample.index, detail="its episode or group is not the journal's"))
         if sealed is None or sample.reward != sealed.reward:
             found.append(Violation("reward", sample.index, detail=f"{sample.reward!r} is not the journal's reward"))

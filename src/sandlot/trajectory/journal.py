@@ -58,6 +58,12 @@ class JournalContent:
     sealed: SealedRecord | None
     torn: bool
 
+    @property
+    def group_id(self) -> str:
+        """The group of the episode, as it was told last."""
+        named = self.sealed.group_id if self.sealed else None
+        return named if named is not None else self.header.group_id if self.header else ""
+
 
 class JournalWriter:
     """Appends records to the journal of one episode. Thread-safe; every call blocks until the record is on disk, but

@@ -156,11 +156,13 @@ class SealedRecord(
 ):
     """The last record: the episode is over. `reward` is None when ungraded, `failure` a failure kind or None.
 
-    `verdict` is the evidence of grading, `metadata` what the result row of the episode should carry.
+    `verdict` is the evidence of grading, `metadata` what the result row of the episode should carry; `group_id` takes
+    the place of the one in the session record, where it is named.
     """
 
     reward: float | None = None
     failure: str | None = None
+    group_id: str | None = None
     verdict: dict[str, Any] = {}
     metadata: dict[str, Any] = {}
     time: float = msgspec.field(default_factory=time.time)

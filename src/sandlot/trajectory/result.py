@@ -24,7 +24,7 @@ def episode_samples(content: JournalContent) -> list[Sample]:
     return linearize(
         content.turns,
         episode_id=header.episode_id,
-        group_id=header.group_id,
+        group_id=content.group_id,
         reward=sealed.reward,
         metadata=header.metadata,
         max_tokens=header.max_tokens,
@@ -68,7 +68,7 @@ def _row(content: JournalContent, report: AuditReport, refused: list[str]) -> di
         raise JournalError("the journal is not sealed; the episode is not over")
     return {
         "episode_id": header.episode_id,
-        "group_id": header.group_id,
+        "group_id": content.group_id,
         "reward": sealed.reward if not refused else None,
         "failure": sealed.failure if not refused else str(FailureKind.INFRA_ERROR),
         "turns": len(content.turns),
