@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from sandlot.cache import cache_dir
 from sandlot.cli.app import COMMANDS, GROUPS, app, told_of
 from sandlot.cli.doctor import _cache
-from sandlot.config import load_config
+from sandlot.config import RunConfig, load_config
 from sandlot.errors import ConfigError, FailureKind
 from sandlot.rollout.outcome import EpisodeResult
 from sandlot.rollout.progress import summary_table
@@ -70,6 +70,13 @@ def test_help_offers_nothing_that_only_some_commands_have(name: str) -> None:
     shown = CliRunner().invoke(app, [name, "--help"])
     assert shown.exit_code == 0
     assert "completion" not in shown.stdout
+
+
+@pytest.mark.parametrize("name", ["engine", "engine_kind", "sandbox", "attempts"])
+def test_help_tells_what_holds_where_a_setting_is_not_given(name: str) -> None:
+    shown = CliRunner().invoke(app, ["rollout", "--help"], env={"COLUMNS": "200"})
+    (line,) = (line for line in shown.stdout.splitlines() if f"--{name.replace('_', '-')} " in line)
+    assert f"[default: ({RunConfig.model_fields[name].default})]" in line
 
 
 # -- refusals --------------------------------------------------------------------------------------------------------

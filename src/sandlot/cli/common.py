@@ -28,7 +28,7 @@ for _one in (console, answer):
         _one.width = 120  # a file has no width of its own
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON for scripts instead of tables.")]
-SandboxName = Annotated[str | None, typer.Option("--sandbox", help="Sandbox backend.")]
+SandboxName = Annotated[str | None, typer.Option("--sandbox", help="Sandbox backend.", show_default="local")]
 SandboxOptions = Annotated[
     list[str] | None,
     typer.Option("--sandbox-option", help="NAME=VALUE of the backend's own options; may be given again."),

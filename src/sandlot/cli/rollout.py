@@ -26,16 +26,22 @@ Harnesses = Annotated[
     typer.Option("--harness", "-H", help="Agent: NAME[:WIRE][:OPTION=VALUE]...; may be given again."),
 ]
 Only = Annotated[list[str] | None, typer.Option("--only", help="Run this task only; may be given again.")]
-Engine = Annotated[str | None, typer.Option(help="`embedded`, `scripted`, or URLs with commas between.")]
-Kind = Annotated[str | None, typer.Option("--engine-kind", help="What the URL speaks: `vllm` or `sglang`.")]
+Engine = Annotated[
+    str | None, typer.Option(help="`embedded`, `scripted`, or URLs with commas between.", show_default="embedded")
+]
+Kind = Annotated[
+    str | None, typer.Option("--engine-kind", help="What the URL speaks: `vllm` or `sglang`.", show_default="vllm")
+]
 Model = Annotated[Path | None, typer.Option(help="Checkpoint directory; default: the embedded model.")]
-Attempts = Annotated[int | None, typer.Option("-n", "--attempts", help="Episodes per task and harness.")]
+Attempts = Annotated[
+    int | None, typer.Option("-n", "--attempts", help="Episodes per task and harness.", show_default="1")
+]
 Concurrency = Annotated[int | None, typer.Option("-j", "--concurrency", help="Episodes at once; 0: by the cores.")]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="Run directory; an existing one is continued.")]
 Turns = Annotated[int | None, typer.Option("--max-turns", help="Model calls per episode.")]
 Tokens = Annotated[int | None, typer.Option("--max-tokens", help="Sampled tokens per turn.")]
 Seconds = Annotated[float | None, typer.Option("--wall-clock", help="Seconds per episode.")]
-Temperature = Annotated[float | None, typer.Option("--temperature", help="Sampling temperature.")]
+Temperature = Annotated[float | None, typer.Option("--temperature", help="Sampling temperature.", show_default="1.0")]
 ConfigFile = Annotated[Path | None, typer.Option("--config", "-c", help="TOML file with the same settings.")]
 
 
