@@ -118,6 +118,23 @@ KINDS: dict[str, Shape] = {
     "tags of tokens": Shape(
         TAGS, ("<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"), "", "<|end_of_msg|>"
     ),
+    # A word in any system or user message turns thoughts off for all that follows, and is left out.
+    "switches": Shape(
+        "{%- set ns = namespace(on=true) %}{%- for m in messages if m.role in ('system', 'user') %}"
+        "{%- if '/no_think' in m.content %}{%- set ns.on = false %}"
+        "{%- elif '/think' in m.content %}{%- set ns.on = true %}{% endif %}{%- endfor %}"
+        + SIMPLE.replace("m.content", "m.content.replace('/think', '').replace('/no_think', '')")
+        .replace("assistant\\n'", "assistant\\n' + ('<think>' if ns.on else '<think></think>')"),
+        CHATML, "", "<|im_end|>",
+    ),
+    # A result bears the number of its call within the turn.
+    "numbered results": Shape(
+        "{%- set ns = namespace(calls=[]) %}" + SIMPLE.replace("+ m.content }}", "}}"
+        "{%- if m.tool_calls %}{%- set ns.calls = m.tool_calls %}{% endif %}{%- for c in ns.calls %}"
+        "{%- if m.role == 'tool' and c.id == m.tool_call_id %}{{- '#' ~ loop.index ~ ' ' }}{% endif %}{% endfor %}"
+        "{{- m.content }}"),
+        CHATML, "", "<|im_end|>",
+    ),
     "moving tools": SHAPES["moving tools"],
     "headers": Shape(HEADERS, SHAPES["headers"].tokens, "<|begin|>", "<|eot_id|>"),
 }  # fmt: skip

@@ -26,12 +26,12 @@ class ElementForm(Sections):
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
         self._mark = reading.mark(MARKER)
-        self._close = f"{self._mark}</invoke>"
+        self._close = reading.mark(f"{MARKER}</invoke>")
         mark = re.escape(self._mark)
         self._named = re.compile(r"[\"']?([^\"'<>\n]*)[\"']?>")
         self._tag = re.compile(rf"{mark}<(/?)([^<>\n]+)>")
-        section = f"{self._mark}<tool_call>", f"{self._mark}</tool_call>"
-        super().__init__(*section, f"{self._mark}<invoke name=", self._read_body)
+        section = reading.mark(f"{MARKER}<tool_call>"), reading.mark(f"{MARKER}</tool_call>")
+        super().__init__(*section, reading.mark(f"{MARKER}<invoke name="), self._read_body)
 
     def _read_body(self, text: str, at: int, body: int) -> Found:
         reading, name = self._reading, ""

@@ -124,7 +124,8 @@ class _Checkpoint:
             return self._own
         compiled = self._compiled()
         form = markup_of(self.tokenizer, compiled.source, self.form).form
-        traits = find_traits(self.name, Rendering(self.tokenizer, compiled, Traits()).text, native_ids=form == "kimi")
+        rendering = Rendering(self.tokenizer, compiled, Traits(), self.tokenizer.literals)
+        traits = find_traits(self.name, rendering.text, native_ids=form == "kimi")
         self._own = TemplateFormat(self.name, self.tokenizer, compiled, traits, self.stops, form)
         return self._own
 

@@ -32,20 +32,22 @@ def with_native_ids(messages: Sequence[Message]) -> list[Message]:
     return shown
 
 
+def as_called(result: Message) -> tuple[int, str]:
+    """Puts results of one turn in the order of its calls: ids of the gateway end in the number of their call."""
+    return len(result.tool_call_id), result.tool_call_id
+
+
 def answer_with_sampled_ids(new: Sequence[Message], output: str) -> list[Message]:
     """The messages after a sampled turn: each result has the id that the model wrote in `output` for its call.
 
-    A result belongs to the first call of its name that has none yet.
+    A result belongs to the first call of its name that none before it, in the order of calls, belongs to.
     """
     words = ((m[1].partition(_PREFIX)[2], m[2]) for m in _NUMBERED.finditer(output))
     sampled = [(name, f"{_PREFIX}{name}:{number}") for name, number in words if name]
-    shown = []
-    for message in new:
-        if message.role == "tool":
-            at = next((i for i, (name, _) in enumerate(sampled) if name == message.tool_name), None)
-            if at is not None:
-                message = replace(message, tool_call_id=sampled.pop(at)[1])
-            else:
-                message = replace(message, tool_call_id=f"{_PREFIX}{message.tool_name or 'tool'}:0")
-        shown.append(message)
+    shown = list(new)
+    for k in sorted((k for k, m in enumerate(new) if m.role == "tool"), key=lambda k: as_called(new[k])):
+        name = new[k].tool_name
+        at = next((i for i, (called, _) in enumerate(sampled) if called == name), None)
+        native = sampled.pop(at)[1] if at is not None else f"{_PREFIX}{name or 'tool'}:0"
+        shown[k] = replace(new[k], tool_call_id=native)
     return shown

@@ -97,7 +97,14 @@ def find_traits(name: str, render: Render, *, native_ids: bool = False) -> Trait
         arguments_as_text=as_text,
         tools=tools,
         native_ids=native_ids,
+        switches=_switches(render),
     )
+    if traits.switches:
+        log.warning(
+            "%s: its chat template reads switches such as /no_think out of texts; here they stay text, since files and "
+            "paths hold them, too: set the template's variable for them, where it has one, in chat.variables",
+            name,
+        )
     for shown, what, why, unknown in (
         (traits.tools, "tools", refused_tools, "which the agent has"),
         (traits.calls, "tool calls", refused_calls, "which it has made"),
@@ -110,6 +117,23 @@ def find_traits(name: str, render: Render, *, native_ids: bool = False) -> Trait
             )
             break
     return traits
+
+
+_SWITCHES = ("/think", "/no_think", "/nothink")
+
+
+def _switches(render: Render) -> tuple[str, ...]:
+    """The known switches, where a template changes what it writes elsewhere at one of them in a text."""
+
+    def rest(system: str, user: str) -> str:
+        told = [*([_system(system)] if system else []), _user(f"First question. {user}"), _answer("First answer.")]
+        try:
+            return render([*told, _user("Second question.")], ()).partition("First answer.")[2]
+        except TemplateError:
+            return ""
+
+    without = rest("/word", ""), rest("", "/word")
+    return _SWITCHES if any((rest(word, ""), rest("", word)) != without for word in _SWITCHES) else ()
 
 
 def _why(refused: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sandlot.chat.literals import Guard
+from sandlot.chat.literals import Guard, Literals
 from sandlot.chat.messages import Message, Tool
 from sandlot.chat.roles import Traits, conform, template_messages, untrusted_texts
 from sandlot.chat.template import ChatTemplate, TemplateError
@@ -16,11 +16,16 @@ from sandlot.ids import PromptIds
 
 @dataclass(frozen=True)
 class Rendering:
-    """A template with what it takes, and the tokenizer that reads what it writes."""
+    """A template with what it takes, and the tokenizer that reads what it writes.
+
+    `kept` are the strings that stay text in untrusted texts: those of control tokens, and what the template itself
+    would read out of a text.
+    """
 
     tokenizer: ChatTokenizer
     template: ChatTemplate
     traits: Traits
+    kept: Literals
 
     def text(self, messages: Sequence[Message], tools: Sequence[Tool], *, generation_prompt: bool = True) -> str:
         """The text of a conversation in which the template's own control strings are aliases."""
@@ -38,7 +43,7 @@ class Rendering:
         shown = conform(messages, self.traits)
         functions: list[dict[str, Any]] = [t.as_function() for t in tools]
         try:
-            guard = Guard(self.tokenizer.literals, untrusted_texts(shown, functions))
+            guard = Guard(self.kept, untrusted_texts(shown, functions))
             text = self.template.render(
                 template_messages(shown, guard, native_ids=self.traits.native_ids),
                 guard.value(functions),

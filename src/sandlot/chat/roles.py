@@ -34,6 +34,8 @@ class Traits:
     tools: bool = True
     native_ids: bool = False
     """Whether call ids are those that the model itself writes; see `sandlot.chat.native_ids`."""
+    switches: tuple[str, ...] = ()
+    """Words that it reads out of texts to write something else elsewhere. They are kept from it."""
 
 
 class JsonText(str):

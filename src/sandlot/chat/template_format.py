@@ -12,11 +12,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
+from itertools import takewhile
+from operator import itemgetter
 
+from sandlot.chat.literals import Literals
 from sandlot.chat.markers import markup_of
 from sandlot.chat.markup import skip_blanks
 from sandlot.chat.messages import Message, Reply, Tool, ToolCall
-from sandlot.chat.native_ids import answer_with_sampled_ids, with_native_ids
+from sandlot.chat.native_ids import answer_with_sampled_ids, as_called, with_native_ids
 from sandlot.chat.rendering import Rendering
 from sandlot.chat.replies import ReplyReader
 from sandlot.chat.roles import Traits, conform, untrusted_texts
@@ -45,6 +48,8 @@ class TemplateFormat:
         self.tokenizer = tokenizer
         self.template = template
         self.traits = traits
+        literals = tokenizer.literals
+        self._kept = Literals([*literals.all, *traits.switches]) if traits.switches else literals
         self.vocab_size = tokenizer.vocab_size
         self.markup = markup_of(tokenizer, template.source, form)
         if self.markup.xml:
@@ -125,7 +130,7 @@ class TemplateFormat:
 
     @property
     def _rendering(self) -> Rendering:
-        return Rendering(self.tokenizer, self.template, self.traits)
+        return Rendering(self.tokenizer, self.template, self.traits, self._kept)
 
     def _native(self, messages: Sequence[Message]) -> Sequence[Message]:
         return with_native_ids(messages) if self.traits.native_ids else messages
@@ -276,19 +281,21 @@ def _named(new: Sequence[Message], call_names: Sequence[str]) -> list[Message]:
 
 def _pairings(call_names: Sequence[str], new: Sequence[Message]) -> list[tuple[ToolCall, ...]]:
     """Calls for the synthetic turn, the likeliest first: all of the turn's, those that are answered, one, none."""
-    answered = []
-    for k, message in enumerate(new):
-        if message.role != "tool":
-            break
-        answered.append(ToolCall(message.tool_name or "tool", {}, message.tool_call_id or f"c{k}"))
-    open_names = list(call_names)
-    for call in answered:
-        if call.name in open_names:
-            open_names.remove(call.name)
-        elif open_names:
-            open_names.pop()
-    waiting = [ToolCall(name, {}, f"open{k}") for k, name in enumerate(open_names)]
-    return [(*answered, *waiting), tuple(answered), tuple(answered[:1]), ()]
+    results = list(takewhile(lambda message: message.role == "tool", new))
+    waiting = [ToolCall(m.tool_name or "tool", {}, m.tool_call_id or f"c{k}") for k, m in enumerate(results)]
+    waiting = [call for _, call in sorted(zip(map(as_called, results), waiting, strict=True), key=itemgetter(0))]
+    called: list[ToolCall | None] = []
+    for name in call_names:
+        called.append(next((call for call in waiting if call.name == name), None))
+        if called[-1] is not None:
+            waiting.remove(called[-1])
+    for call in waiting:  # of a name that was not called
+        called.append(call)
+        if None in called:
+            called[called.index(None)] = called.pop()
+    whole = tuple(call or ToolCall(call_names[k], {}, f"open{k}") for k, call in enumerate(called))
+    answered = tuple(call for call in called if call is not None)
+    return [whole, answered, answered[:1], ()]
 
 
 def _unused(new: Sequence[Message], tools: Sequence[Tool]) -> str:
