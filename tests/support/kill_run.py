@@ -1,12 +1,15 @@
 """Runs a workload on run directories and kills it with SIGKILL before, after and in the middle of its n-th system call.
 
 Started by the kill tests: `python kill_run.py DIRECTORY`; prints how many places there were to kill at. For each place
-a fork of this process is killed there, then a second one runs the same workload to its end.
+a fork of this process is killed there, then a second one runs the same workload to its end. With `full` as a second
+argument, files cannot grow beyond a size instead, for one size after the other, as on a full disk.
 """
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import signal
 import sys
 from collections.abc import Callable
@@ -78,8 +81,34 @@ def forked(run: Callable[[], None]) -> int:
     return os.waitpid(child, 0)[1]
 
 
+def full(directory: Path) -> None:
+    """Run the workload with no room beyond each size, then with room; prints how often it did not go through."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    whole = directory / "whole"
+    workload(whole)
+    refused = 0
+    for size in range(0, max(file.stat().st_size for file in whole.rglob("*") if file.is_file()), 151):
+        path = directory / f"{size:05}"
+
+        def cramped(path: Path = path, size: int = size) -> None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+            try:
+                workload(path)
+            except OSError as error:
+                if error.errno != errno.EFBIG:
+                    raise
+                os.kill(os.getpid(), signal.SIGKILL)  # to tell it from one that went through
+
+        status = forked(cramped)
+        refused += os.WIFSIGNALED(status)
+        if not os.WIFSIGNALED(status) and status:
+            raise SystemExit(f"room for {size} bytes: status {status}")
+        if forked(lambda path=path: workload(path)):
+            raise SystemExit(f"room for {size} bytes: the second start failed")
+    print(refused)
+
+
 def main(directory: Path) -> None:
-    os.fsync = lambda fd: None  # type: ignore[assignment]  # a place to be killed at; a kill loses nothing in the cache
     place = 0
     while True:
         place += 1
@@ -101,4 +130,5 @@ def main(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    os.fsync = lambda fd: None  # type: ignore[assignment]  # a place to be killed at; a kill loses nothing in the cache
+    (full if sys.argv[2:] == ["full"] else main)(Path(sys.argv[1]))
