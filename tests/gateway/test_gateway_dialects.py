@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 from google import genai
@@ -276,16 +277,36 @@ async def test_a_spent_budget_and_a_wrong_key_have_the_dialects_shape(make_rig: 
     url = f"{rig.url}/v1beta/models/m:generateContent"
     body = {"contents": [{"parts": [{"text": "x"}]}]}
     async with rig.http.post(url, json=body, headers={"x-goog-api-key": "wrong"}) as reply:
-        assert (reply.status, (await reply.json())["error"]["status"]) == (401, "UNAUTHENTICATED")
+        wrong = (await reply.json())["error"]
+    async with rig.http.post(url, json=body) as reply:
+        none = (await reply.json())["error"]
+    for error, says in ((wrong, "this API key opens no session"), (none, "no API key came")):
+        assert (error["status"], error["message"][: len(says)]) == ("UNAUTHENTICATED", says)
     async with rig.http.post(f"{url}?key={rig.opened.api_key}", json=body) as reply:
         assert reply.status == 403
-    for path in ("nowhere", "models", f"models/m:embedContent?key={rig.opened.api_key}"):
+    for path in ("nowhere", f"models/m:embedContent?key={rig.opened.api_key}"):
         async with rig.http.get(f"{rig.url}/v1beta/{path}") as reply:
             assert (reply.status, (await reply.json())["error"]["status"]) == (404, "NOT_FOUND")
     async with rig.http.get(f"{rig.url}/v1/messages/batches") as reply:
         assert (reply.status, (await reply.json())["error"]["type"]) == (404, "not_found_error")
     async with rig.http.get(f"{rig.url}/v1/models", headers={"anthropic-version": "2023-06-01"}) as reply:
         assert (reply.status, (await reply.json())["error"]["type"]) == (401, "authentication_error")
+
+
+async def test_the_model_is_told_to_every_sdk(make_rig: MakeRig) -> None:
+    rig = await make_rig(max_context=5_000)
+    client = google(rig)
+    (listed,) = [model async for model in await client.models.list()]
+    one = await client.models.get(model="any")
+    assert [(m.name, m.input_token_limit) for m in (listed, one)] == [("models/toy", 5_000), ("models/any", 5_000)]
+    await client.aclose()
+    async with responses(rig) as sdk:
+        assert [model.id async for model in sdk.models.list()] == ["toy"]
+        assert (await sdk.models.retrieve("org/any")).id == "org/any"
+    async with anthropic.AsyncAnthropic(base_url=rig.url, api_key=rig.opened.api_key) as claude:
+        (told,) = [model async for model in claude.models.list()]
+        assert (told.type, told.display_name, told.max_input_tokens) == ("model", "toy", 5_000)
+        assert (await claude.models.retrieve("any")).id == "any"
 
 
 @pytest.mark.parametrize(

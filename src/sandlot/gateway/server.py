@@ -16,6 +16,7 @@ from aiohttp.typedefs import Middleware
 from sandlot.chat.messages import tools_digest
 from sandlot.gateway.call import Call, Told
 from sandlot.gateway.keys import key_digest
+from sandlot.gateway.models import model_entry, model_list
 from sandlot.gateway.packing import unpacked
 from sandlot.gateway.session import Session
 from sandlot.gateway.wire import WIRES, ChatRequest, Wire, WireError, wire_for
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from sandlot.gateway.gateway import Gateway
 
 _JSON = "application/json"
+_NO_KEY = "no API key came with this request; send the one that the session was opened with"
+_UNKNOWN_KEY = "this API key opens no session here; send the one that the session was opened with"
 _BODY_S = 60.0
 """How long a body may take to come once there is room for it."""
 
@@ -40,7 +43,9 @@ def agent_app(
                 app.router.add_post(f"{prefix}{_pattern(path)}", handler.serving(wire))
             for path in wire.count_paths:
                 app.router.add_post(f"{prefix}{_pattern(path)}", handler.counting(wire))
-        app.router.add_get(f"{prefix}/v1/models", handler.models)
+        for version in ("v1", "v1beta"):
+            app.router.add_get(f"{prefix}/{version}/models", handler.models)
+            app.router.add_get(f"{prefix}/{version}/models/{{model:[^:]+}}", handler.models)
         app.router.add_get(f"{prefix}/", handler.alive)
     app.router.add_route("*", "/{rest:.*}", handler.unknown)
     return app
@@ -92,13 +97,14 @@ class _Handler:
         return handle
 
     async def models(self, request: web.Request) -> web.StreamResponse:
+        """The list, or what is told of one: every name that a request has is the policy's."""
         try:
-            self._session(request)
+            policy = self._session(request).policy
         except WireError as error:
             return refused(wire_of(request), error)
-        created = int(self._gateway.started)
-        entry = {"id": self._gateway.policy.model, "object": "model", "created": created, "owned_by": "sandlot"}
-        return web.Response(body=msgspec.json.encode({"object": "list", "data": [entry]}), content_type=_JSON)
+        asked = request.match_info.get("model")
+        entry = model_entry(asked or policy.model, int(self._gateway.started), policy.max_context)
+        return web.Response(body=msgspec.json.encode(entry if asked else model_list(entry)), content_type=_JSON)
 
     async def alive(self, request: web.Request) -> web.StreamResponse:
         return web.Response(text="sandlot gateway\n")
@@ -117,7 +123,7 @@ class _Handler:
         if session is None and key_digest(key) in self._gateway.lost:
             raise WireError("budget", "this session was lost with the process that had it; stop, do not retry")
         if session is None or (self._bound is not None and session is not self._bound):
-            raise WireError("authentication", "this API key opens no session here")
+            raise WireError("authentication", _UNKNOWN_KEY if key else _NO_KEY)
         if request.match_info.get("session", session.id) != session.id:
             raise WireError("authentication", "this API key opens another session than the one the path names")
         return session
