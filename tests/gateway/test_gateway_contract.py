@@ -643,7 +643,7 @@ async def test_kept_is_a_recorder(make_rig: MakeRig) -> None:
     await rig.messages(ask("hi"))
     await rig.gateway.finish(rig.session.id, reward=1.0, metadata={"k": "v"})
     assert isinstance(rig.kept, Kept)
-    assert rig.kept.seals == [{"reward": 1.0, "metadata": {"k": "v"}}]
+    assert rig.kept.seals == [{"reward": 1.0, "group_id": rig.session.id, "metadata": {"k": "v"}}]
     assert rig.kept.delivered_ids == [rig.kept.turns[0].id]
 
 
