@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -392,3 +393,32 @@ async def test_a_replica_that_does_not_serve_is_told_by_all_workers(model: Path,
             told = health(served)
             assert (told["status"], told["engines_out"]) == ("degraded", {goes.url: "it does not answer"})
             assert metric(served, state % "down") == 2
+
+
+@pytest.mark.slow
+async def test_streams_of_all_workers_are_cut_off_by_a_pause_and_go_on_as_one_turn(model: Path, tmp_path: Path) -> None:
+    long = {"top_k": 1, "max_tokens": 700}  # the toy model's likeliest tokens go round in a circle
+    async with EngineProcess(model, threads=1) as engine:
+        with gateway_process(tmp_path, model, engine=engine.url, workers=2) as served, ThreadPoolExecutor() as pool:
+            sessions = dict(served.open(sampling=long) for _ in range(4))
+            assert Counter(map(worker_of, sessions.values())) == {0: 2, 1: 2}
+
+            def stream(key: str) -> str:
+                body = {"model": "m", "max_tokens": 1000, "messages": SAY_IT, "stream": True}
+                url, headers = f"{served.base_url}/v1/messages", {"x-api-key": key}
+                return httpx.post(url, json=body, headers=headers, timeout=120).text
+
+            def running() -> float:
+                return float(httpx.get(f"{engine.url}/metrics").text.split()[-1])
+
+            calls = [pool.submit(stream, key) for key in sessions.values()]
+            until(lambda: running() == 4)
+            assert served.control("POST", "/control/pause", {"mode": "abort"}).json() == {"paused": True}
+            assert running() == 0
+            assert not any(call.done() for call in calls)
+            served.control("POST", "/control/resume", {"weight_version": "7"})
+            assert all("event: message_stop" in call.result() for call in calls)
+            for session_id in sessions:
+                finished = served.control("POST", f"/control/sessions/{session_id}/finish", {"reward": 1.0}).json()
+                assert finished["audit"]["violations"] == []
+                assert [sum(sample["loss_mask"]) for sample in finished["samples"]] == [700]
