@@ -38,6 +38,8 @@ class Match:
 
 _EXCERPT, _BEFORE = 80, 20
 """Characters that a fork's reason quotes, and how many of them stand before the difference where that comes late."""
+_BLANKS = 10_000
+"""Characters by which a text may differ from what was told and still be the same but for blanks."""
 _WALKS = 4
 """How many of the last requests are remembered to begin from."""
 
@@ -64,7 +66,7 @@ class _Own:
         change, nor is the first form in which the calls of a message come back that is `marked` as this turn."""
         if message is self.echo or message is self.told:
             return None
-        if message.text.split() != self.told.text.split():
+        if abs(len(message.text) - len(self.told.text)) > _BLANKS or message.text.split() != self.told.text.split():
             return "edited text"
         if len(message.tool_calls) != len(self.told.tool_calls):
             return "added or removed calls"

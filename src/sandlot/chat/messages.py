@@ -13,6 +13,8 @@ from functools import cached_property
 from hashlib import blake2b
 from typing import Any, Literal
 
+from sandlot.chat.literals import strings_in
+
 Role = Literal["system", "user", "assistant", "tool"]
 
 
@@ -81,6 +83,14 @@ class Message:
         )
         return digest(self.role, self.text, calls)
 
+    @cached_property
+    def size(self) -> int:
+        """Characters of its texts, those in the arguments of its calls too."""
+        texts = [self.text, self.reasoning, self.tool_name, self.tool_call_id]
+        for call in self.tool_calls:
+            texts += [call.name, call.id, *strings_in(call.arguments)]
+        return sum(map(len, texts))
+
 
 @dataclass(frozen=True)
 class Tool:
@@ -106,6 +116,11 @@ class Tool:
     def digest(self) -> bytes:
         """16-byte hash of what a template can show of it."""
         return digest(canonical_json([self.name, self.description, self.parameters]))
+
+    @cached_property
+    def size(self) -> int:
+        """Characters of its texts, those in its schema too."""
+        return sum(map(len, strings_in([self.name, self.description, self.parameters])))
 
 
 def tools_digest(tools: tuple[Tool, ...]) -> bytes:

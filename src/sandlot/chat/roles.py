@@ -154,10 +154,18 @@ def shown_arguments(arguments: dict[str, Any] | str) -> dict[str, Any] | JsonTex
     return value if isinstance(value, dict) else {UNPARSED_ARGUMENTS: arguments}
 
 
-@lru_cache(maxsize=4096)
 def short_id(wire_id: str) -> str:
     """Nine letters and digits for a call's id, the one form every template takes; the same for the same id."""
+    return _known_short_id(wire_id) if len(wire_id) <= _USUAL_ID else _short_id(wire_id)
+
+
+def _short_id(wire_id: str) -> str:
     return blake2b(wire_id.encode("utf-8", "surrogatepass")).hexdigest()[:9]
+
+
+_USUAL_ID = 100
+"""Characters of the longest id that is remembered."""
+_known_short_id = lru_cache(maxsize=4096)(_short_id)
 
 
 def untrusted_texts(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[str]:

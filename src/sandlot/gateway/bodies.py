@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -10,24 +11,30 @@ from typing import Any
 import msgspec
 
 from sandlot.gateway.admission import Budget
+from sandlot.gateway.wire import values
 from sandlot.gateway.wire.transcript import History, Item
 
 _CAP = 32 << 20
 """Bytes of elements that are remembered; beyond that everything is forgotten and the next turn costs more."""
+_WHOLE = 64 << 20
+"""Bytes of bodies that are remembered whole."""
 _ELEMENT = 500
 """Bytes that an element takes besides its text, so that a great many small ones are not remembered either."""
+_VALUE = 60
+"""Bytes that each value in it takes."""
 _ARRIVING = 32 << 20
 """Bytes of requests that may be on their way at once; others wait, and a larger one comes alone."""
 _BRANCHES = 3
 """How many bodies are remembered whole: those of an agent and of its sub-agents come in turn."""
 _SMALL = 200_000
+_PIECE = 1 << 20
+"""Bytes that are decoded at a time, so that others have their turn between."""
 _HISTORIES = frozenset({"messages", "input", "contents"})
 _REMEMBERED = _HISTORIES | {"tools", "functions"}
 _BLANK = b" \t\r\n"
 
-_escapes = re.compile(
-    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?P<half>u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
-    re.DOTALL,
+_halves = re.compile(
+    rb"\\(?:\\(?:\\\\)*|u[dD](?:[89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?P<half>[89a-fA-F][0-9a-fA-F]{2})))"
 )
 
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -37,12 +44,15 @@ _anything = msgspec.json.Decoder(Any)
 
 @dataclass(eq=False)
 class _Begun:
-    """How a body began: `head` ends with the last but one element of its history, whose first stands at `start`."""
+    """How a body began: `head` ends with the last but one element of its history, whose first stands at `start`.
+
+    `weight`: bytes that those elements take besides it."""
 
     head: bytes
     start: int
     field: str
     history: History
+    weight: int
 
 
 class _Items:
@@ -61,7 +71,7 @@ class _Items:
 
     def keep(self, known: dict[bytes, Item], text: bytes, item: Item) -> None:
         """Put an element in, if there is room."""
-        self._size += len(text) + _ELEMENT
+        self._size += len(text) + item.weight
         if self._size <= _CAP:
             known[text] = item
 
@@ -93,7 +103,8 @@ class Bodies:
         return max((b for b in begun if raw.startswith(b.head)), key=lambda b: len(b.head), default=None)
 
     def decode(self, raw: bytes, wire: str) -> Any:
-        """The JSON value of a body in the protocol `wire`. Raises what `msgspec.json.decode` raises.
+        """The JSON value of a body in the protocol `wire`. Raises what `msgspec.json.decode` raises, and `WireError`
+        where it holds too many values.
 
         Halves of characters, as clients leave them where they cut a text, are U+FFFD.
         """
@@ -112,16 +123,19 @@ class Bodies:
             begun.remove(known)
             new = _further(raw, body, known)
         else:
+            if len(raw) > _SMALL:
+                values.check_body(raw)
             try:
                 fields = _fields.decode(raw)
             except msgspec.ValidationError:
-                return _anything.decode(raw)  # no object: for the wire to refuse
+                return _decoded(raw)  # no object: for the wire to refuse
             texts = {name: bytes(value) for name, value in fields.items()}
             body = {name: self._value(text, (wire, name)) for name, text in texts.items()}
             new = next((found for f in _HISTORIES & body.keys() if (found := _begun(raw, texts[f], body, f))), None)
         if new is not None:
             begun.insert(0, new)
-            del begun[_BRANCHES:]
+            while len(begun) > _BRANCHES or sum(one.weight + len(one.head) for one in begun) > _WHOLE:
+                begun.pop()
         return body
 
     def _continued(self, raw: bytes, known: _Begun, wire: str) -> dict[str, Any] | None:
@@ -133,6 +147,8 @@ class Bodies:
         if rest[:1] == b"]":
             return None  # a comma too many
         short = raw[: known.start] + rest
+        if len(short) > _SMALL:
+            values.check_body(short)
         texts = {name: bytes(value) for name, value in _fields.decode(short).items()}
         if not short.startswith(texts[known.field], known.start - 1):
             return None  # the field comes twice
@@ -146,7 +162,7 @@ class Bodies:
 
     def _value(self, raw: bytes, key: tuple[str, str]) -> Any:
         if raw[:1] != b"[" or key[1] not in _REMEMBERED:
-            return _anything.decode(raw)
+            return _decoded(raw)
         if key[1] in _HISTORIES:
             return self._list(raw, self._items, key)
         last = self._tools.get(key)
@@ -160,21 +176,32 @@ class Bodies:
         for element in _elements.decode(raw):
             text = bytes(element)
             if (item := known.get(text)) is None:
-                value = _anything.decode(text)
+                value = _decoded(text)
                 if type(value) is not dict:
                     found.append(value)
                     continue
                 item = Item(value)
                 item.size = len(text)
+                item.weight = _ELEMENT + _VALUE * values.marks(text)
                 items.keep(known, text, item)
             found.append(item)
         return found
 
 
+def _decoded(text: bytes) -> Any:
+    values.check_together(text)
+    return _anything.decode(text)
+
+
 def _without_halves(raw: bytes) -> bytes:
     """A JSON text in which every escape and every byte is, or is part of, a whole character."""
-    raw = raw.decode("utf-8", "replace").encode()
-    return _escapes.sub(lambda found: b"\\ufffd" if found["half"] else found[0], raw)
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    pieces = (raw[at : at + _PIECE] for at in range(0, len(raw), _PIECE))
+    whole = bytearray().join(decoder.decode(piece).encode() for piece in pieces) + decoder.decode(b"", True).encode()
+    for found in _halves.finditer(bytes(whole)):
+        if found["half"]:
+            whole[found.start() : found.end()] = b"\\ufffd"
+    return bytes(whole)
 
 
 def _begun(raw: bytes, text: bytes, body: dict[str, Any], field: str) -> _Begun | None:
@@ -188,23 +215,25 @@ def _begun(raw: bytes, text: bytes, body: dict[str, Any], field: str) -> _Begun 
     history = body[field]
     if not isinstance(history, History) or not raw.startswith(text, at):
         return None  # the name stands elsewhere as well
-    return _up_to(raw, at + 1, at + 1, history, 0, field)
+    return _up_to(raw, _Begun(raw[: at + 1], at + 1, field, History(), 0), history, 0)
 
 
 def _further(raw: bytes, body: dict[str, Any], known: _Begun) -> _Begun | None:
     """How a body began that began as a known one does."""
     history: History = body[known.field]
-    return _up_to(raw, known.start, len(known.head), history, history.shared, known.field)
+    return _up_to(raw, known, history, history.shared)
 
 
-def _up_to(raw: bytes, start: int, at: int, history: History, index: int, field: str) -> _Begun | None:
-    """A body up to the last but one element of its history, the element `index` standing at or after `at`."""
-    if len(history) < 2 or len(raw) + len(history) * _ELEMENT > _CAP:
+def _up_to(raw: bytes, known: _Begun, history: History, index: int) -> _Begun | None:
+    """A body up to the last but one element of its history, whose element `index` follows what is known of it."""
+    if len(history) < 2:
         return None
+    at, weight = len(known.head), known.weight
     for item in history[index:-1]:
         while raw[at] in _BLANK or raw[at] == ord(","):
             at += 1
         if not isinstance(item, Item):
             return None
         at += item.size
-    return _Begun(raw[:at], start, field, history)
+        weight += item.weight
+    return _Begun(raw[:at], known.start, known.field, history, weight) if at + weight <= _CAP else None

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _SHORT = 8_000
 """Characters of new text up to which it is rendered on the event loop, which is quicker than asking a thread."""
+_FRAME = 100
+"""Characters that take as long to render as a message takes without its text."""
 _TOKENS = 1_000_000
 """Tokens up to which branches are kept whole, about 9 bytes each. Others are read from the tree, which costs a few
 milliseconds."""
@@ -92,5 +94,5 @@ class Prompts:
 
 
 def _size(messages: Sequence[Message]) -> int:
-    """Characters that they tell."""
-    return sum(len(message.text) for message in messages)
+    """Characters that they tell, and those that the frame of each is worth."""
+    return sum(len(message.text) + _FRAME for message in messages)

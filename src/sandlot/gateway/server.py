@@ -13,7 +13,6 @@ from aiohttp import web
 from aiohttp.http_exceptions import PayloadEncodingError
 from aiohttp.typedefs import Middleware
 
-from sandlot.chat.messages import tools_digest
 from sandlot.gateway.call import Call, Told
 from sandlot.gateway.keys import key_digest
 from sandlot.gateway.models import model_entry, model_list
@@ -224,10 +223,11 @@ def _too_large(cap: int) -> WireError:
 
 
 def _digested(asked: ChatRequest) -> ChatRequest:
-    """The same, with the digests made that continuity asks for: each gives the interpreter lock away for a moment."""
-    tools_digest(asked.tools)
+    """The same, with digests and sizes made that a session asks for, letting others have their turn between."""
+    for tool in asked.tools:
+        _ = tool.digest, tool.size
     for message in asked.messages:
-        _ = message.digest
+        _ = message.digest, message.size
     return asked
 
 

@@ -19,7 +19,6 @@ from typing import Any
 
 from sandlot.chat.continuity import Continuity, Match
 from sandlot.chat.messages import digest
-from sandlot.chat.roles import untrusted_texts
 from sandlot.engine.base import Generation, SamplingParams
 from sandlot.errors import ContextOverflowError, EngineError, ModelError
 from sandlot.gateway.admission import Held
@@ -33,6 +32,7 @@ from sandlot.gateway.limits import SessionLimits
 from sandlot.gateway.prompts import Prompts
 from sandlot.gateway.spending import Spending
 from sandlot.gateway.wire.base import ChatRequest, Head, Stored, WireError
+from sandlot.gateway.wire.values import check_messages
 from sandlot.ids import Ids, PromptIds
 from sandlot.trajectory.tree import SessionTree
 from sandlot.trajectory.turn import Turn
@@ -302,9 +302,10 @@ class Session:
         times its memory: a text by its characters, of which `_DENSE` are then told as one token."""
         most = self.policy.max_context
         least = len(request.messages) + len(request.tools)  # a message is a token at least, and so is a tool
+        check_messages(least)
         if request.size > (dense := max(_DENSE * most, _SMALL_TEXT)):
-            texts = untrusted_texts(request.messages, [tool.as_function() for tool in request.tools])
-            if (count := sum(map(len, texts))) > dense:
+            count = sum(message.size for message in request.messages) + sum(tool.size for tool in request.tools)
+            if count > dense:
                 least = count // _DENSE + 1
         if least > most:
             raise WireError("context_overflow", str(ContextOverflowError(least, most)))

@@ -18,6 +18,7 @@ import msgspec
 
 from sandlot.chat.messages import Tool, canonical_json
 from sandlot.gateway.wire.base import WireError
+from sandlot.gateway.wire.values import check_together
 
 
 def invalid(where: str, problem: str) -> WireError:
@@ -103,6 +104,7 @@ def arguments_of(value: Any) -> dict[str, Any] | str:
         return canonical_json(value)
     if not value.strip():
         return {}
+    check_together(value)
     try:
         parsed = msgspec.json.decode(value)
     except (msgspec.DecodeError, UnicodeError, RecursionError):

@@ -20,10 +20,12 @@ class Item(dict[str, Any]):
     Its place in the list may differ from request to request, so what is made must not depend on that. Read-only.
     """
 
-    __slots__ = ("made", "size")
+    __slots__ = ("made", "size", "weight")
     made: Any
     size: int
     """Of its JSON text, in bytes."""
+    weight: int
+    """Bytes that it takes besides that, about."""
 
 
 class History(list[Any]):
@@ -126,13 +128,13 @@ class Piece:
     others: tuple[Piece, ...] = ()
     message: Message | None = None
 
-    def follows(self, pieces: Sequence[Piece]) -> bool:
+    def follows(self, before: _Pieces) -> bool:
         """Whether it belongs to the message that the pieces before it make."""
-        if self.turn and any(p.turn not in ("", self.turn) for p in pieces):
+        if self.turn and before.turn not in ("", self.turn):
             return False
         if self.text is None:
             return self.thought is None
-        return any(p.call for p in pieces) or not any(p.text for p in pieces)
+        return before.called or not before.told
 
     def joined(self, others: tuple[Piece, ...]) -> Message:
         """The message that it makes with those after it; the same one for the same pieces."""
@@ -147,6 +149,20 @@ class Piece:
                 marks=tuple(p.mark for p in pieces if p.mark),
             )
         return self.message
+
+
+class _Pieces(list[Piece]):
+    """Those of one message: the turn that they name, whether they make a call and tell a text."""
+
+    turn: str = ""
+    called: bool = False
+    told: bool = False
+
+    def put(self, piece: Piece) -> None:
+        self.append(piece)
+        self.turn = self.turn or piece.turn
+        self.called = self.called or piece.call is not None
+        self.told = self.told or bool(piece.text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +189,7 @@ class Transcript:
         self._named: dict[str, tuple[int, ToolCall]] = {}
         self._open = _Open()
         self._count = 0
-        self._pieces: list[Piece] = []
+        self._pieces = _Pieces()
         self.found: list[Tool] = []
         """Tools that searches gave, as often as they gave them."""
 
@@ -248,7 +264,7 @@ class Transcript:
     def _piece(self, piece: Piece) -> None:
         if self._run or not piece.follows(self._pieces):
             self._settle()
-        self._pieces.append(piece)
+        self._pieces.put(piece)
 
     def _pair(self, where: str, result: Result) -> tuple[int, ToolCall]:
         call_id, name = result.call_id, result.name
@@ -275,7 +291,7 @@ class Transcript:
             self._run = []
         if self._pieces:
             first, *others = self._pieces
-            self._pieces = []
+            self._pieces = _Pieces()
             self.add(first.joined(tuple(others)))
 
 
