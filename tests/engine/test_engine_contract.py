@@ -13,9 +13,10 @@ import pytest
 import pytest_asyncio
 from tokenizers import Tokenizer
 
-from sandlot.engine import Engine, SamplingParams
+from sandlot.engine import Engine, Generation, SamplingParams, checked
 from sandlot.engine.aborted import EngineAbortedError
 from sandlot.engine.probe import probe
+from sandlot.engine.resumable import ResumableEngine
 from sandlot.engine.sglang import SglangEngine
 from sandlot.engine.vllm import VllmEngine
 from sandlot.errors import ContextOverflowError, EngineError, EngineEvidenceError
@@ -250,6 +251,43 @@ async def test_an_aborted_request_is_refused_and_not_half_a_turn(subject: Subjec
     assert isinstance(e.value, EngineAbortedError)
     assert 0 <= len(e.value.partial.output_ids) == len(e.value.partial.logprobs) < LONG
     await engines.until_running(subject.url, lambda n: n == 0)
+
+
+async def test_a_generation_of_a_real_vllm_is_cut_off_and_goes_on(subject: Subject) -> None:
+    if subject.kind != "vllm":
+        pytest.skip("test_resumable.py does this with the others")
+    resumable, prompt = ResumableEngine(subject.client), [5, 6, 7, 8]
+
+    async def cut(**params: float | int) -> tuple[Generation, int]:
+        sampling = SamplingParams(max_tokens=4000, **params)  # type: ignore[arg-type]
+        task = asyncio.ensure_future(resumable.generate(prompt, sampling, request_id="r", session_id="s"))
+        cuts = 0
+        while not task.done() and cuts < 3:
+            await asyncio.sleep(0.1)
+            await resumable.pause("abort")
+            cuts += not task.done()
+            resumable.resume(f"v{cuts}")
+        done = await task
+        checked(done, logprob_ids=done.output_ids, reported_tokens=len(done.output_ids))
+        return done, cuts
+
+    done, cuts = await cut(**ENDLESS)
+    assert (cuts, len(done.output_ids), done.finish_reason) == (3, 4000, "length")
+    names = [span.version for span in done.versions]  # a part may have been cut off before its first token
+    assert set(names) <= {"0", "v1", "v2", "v3"}
+    assert (sorted(names), names[-1]) == (names, "v3")
+    for _ in range(20):  # what is sampled may end a turn at once
+        done, cuts = await cut()
+        if cuts:
+            break
+    assert cuts
+    scores = await subject.client.score([*prompt, *done.output_ids])
+    assert scores[len(prompt) - 1 :] == pytest.approx(done.logprobs, abs=1e-3)
+    endless = SamplingParams(max_tokens=LONG, **ENDLESS)
+    task = asyncio.ensure_future(resumable.generate(prompt, endless, request_id="x", session_id="s"))
+    await engines.abort_until_done(subject.client, "x", task)
+    with pytest.raises(EngineAbortedError, match="refused"):
+        await task
 
 
 @pytest.mark.vllm
