@@ -261,9 +261,9 @@ def oracle_rows(builder: SessionBuilder, max_tokens: int | None = None) -> list[
         return leaf.id not in parents.values() and builder.prompts[leaf.id] in continued
 
     def trainer(turn: Turn) -> Turn:
-        """The first leaf below it; rather one that was not abandoned, and then one of its own branch."""
+        """The first leaf below it; rather one not abandoned, then one of its own branch, then one not cut."""
         below = [leaf for leaf in leaves if turn.id in paths[leaf.id]]
-        return min(below, key=lambda leaf: (abandoned(leaf), leaf.branch != turn.branch))
+        return min(below, key=lambda x: (abandoned(x), x.branch != turn.branch, x.finish_reason == "length"))
 
     rows = []
     for leaf in leaves:

@@ -158,6 +158,15 @@ def test_abandoned_answers_are_trained_only_by_choice() -> None:
     assert trained[0].loss_weight == pytest.approx(1 / 10)
 
 
+def test_an_abandoned_answer_that_was_cut_does_not_cut_its_branch() -> None:
+    """The agent asked again for what hit the limit, and went on: its branch did not end there."""
+    rows = [make_row("a", metadata={"abandoned": True}, status="truncated"), make_row("a", index=1)]
+    done = credit([*rows, make_row("b", reward=0.0)], CreditConfig(truncated="drop"))
+    assert [(s.episode_id, s.index) for s in done.samples] == [("a", 1), ("b", 0)]
+    both = credit([*rows, make_row("b", reward=0.0)], CreditConfig(truncated="drop", abandoned="train"))
+    assert both.dropped == {"a": "no row left to train"}
+
+
 def test_dapo_leaves_out_groups_without_signal_and_truncated_branches() -> None:
     same = rows_of("a", 1, group="same") + rows_of("b", 2, group="same")
     mixed = [

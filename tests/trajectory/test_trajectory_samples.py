@@ -116,6 +116,16 @@ def test_a_conversation_trains_its_own_turns(branch: str) -> None:
     assert (second.branch, trained(second)) == ("main", [3, 5, 11])
 
 
+def test_an_answer_that_was_cut_takes_no_history_with_it() -> None:
+    s = SessionBuilder()
+    t0 = s.root((1, 2), (3,))
+    s.follow(t0, (4,), (5,), finish_reason="length")
+    s.follow(t0, (6,), (7,))
+    first, second = rows(s)
+    assert (first.status, trained(first)) == ("truncated", [5])
+    assert (second.status, trained(second)) == ("completed", [3, 7])
+
+
 def test_what_only_another_branch_goes_on_from_is_trained_there() -> None:
     s = SessionBuilder()
     t0 = s.root((1, 2), (3,))

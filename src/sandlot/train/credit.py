@@ -193,14 +193,12 @@ def _credit(
 
 def _kept(rows: Sequence[Sample], config: CreditConfig) -> list[Sample]:
     """The rows of an episode that are trained."""
+    rows = [row for row in rows if config.abandoned == "train" or not abandoned(row)]
     cut = {row.branch for row in rows if row.status == "truncated"} if config.truncated == "drop" else set()
     return [
         row
         for row in rows
-        if trained_tokens(row)
-        and row.branch not in cut
-        and (config.branches != "main_only" or row.branch == "main")
-        and (config.abandoned == "train" or not abandoned(row))
+        if trained_tokens(row) and row.branch not in cut and (config.branches != "main_only" or row.branch == "main")
     ]
 
 

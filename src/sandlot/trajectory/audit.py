@@ -150,7 +150,8 @@ def _sampled_otherwise(content: JournalContent) -> list[Violation]:
 
 def _shares(session: Session, checks: Sequence[_SampleCheck]) -> list[Violation]:
     """Whether rows come in the order of their last turns, and each turn that several share is trained where it ought
-    to be: if possible in a row that was not abandoned, then in one of its own branch, then in the first."""
+    to be: if possible in a row that was not abandoned, then in one of its own branch, then in one that was not cut by
+    its length, then in the first."""
     found: list[Violation] = []
     leaves = [session.turns[check.trained[-1]] for check in checks]
     age = {turn_id: k for k, turn_id in enumerate(session.turns)}
@@ -164,6 +165,7 @@ def _shares(session: Session, checks: Sequence[_SampleCheck]) -> list[Violation]
     for turn_id, rows in below.items():
         rows = [k for k in rows if not session.abandoned(leaves[k])] or rows
         rows = [k for k in rows if leaves[k].branch == session.turns[turn_id].branch] or rows
+        rows = [k for k in rows if leaves[k].finish_reason != "length"] or rows
         if turn_id not in checks[rows[0]].trained:
             why = f"row {rows[0]} ought to train it, and another does"
             found.append(Violation("stretch", checks[rows[0]].sample.index, turn_id, None, why))

@@ -89,16 +89,18 @@ def linearize_tree(
 
 
 def _trainers(tree: SessionTree, leaves: Sequence[Turn], abandoned: Collection[str]) -> dict[str, str]:
-    """The leaf in whose row each turn is trained, by turn: the first below it, of its own branch if there is one.
+    """The leaf in whose row each turn is trained, by turn: the first below it that fits best.
 
-    An abandoned leaf trains nothing that another can: its row may be left out, and takes nothing else with it.
+    Rows that were abandoned, are of another branch or were cut by their length may be left out of what is trained, and
+    are to take nothing else with them: what another row can train is trained there.
     """
-    best: dict[str, tuple[bool, bool, int]] = {}
+    best: dict[str, tuple[bool, bool, bool, int]] = {}
     for number, leaf in enumerate(leaves):
         for turn_id in tree.path(leaf.id):
-            this = (leaf.id in abandoned, tree[turn_id].branch != leaf.branch, number)
+            strange = tree[turn_id].branch != leaf.branch
+            this = (leaf.id in abandoned, strange, leaf.finish_reason == "length", number)
             best[turn_id] = min(best.get(turn_id, this), this)
-    return {turn_id: leaves[number].id for turn_id, (_, _, number) in best.items()}
+    return {turn_id: leaves[number].id for turn_id, (*_, number) in best.items()}
 
 
 def kept_turns(tree: SessionTree) -> set[str]:
