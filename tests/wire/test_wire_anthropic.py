@@ -301,6 +301,7 @@ class TestRequest:
             ({"messages": [{"role": "user", "content": "x"}], "max_tokens": 0}, "max_tokens"),
             ({"messages": [{"role": "user", "content": "x"}], "tools": {}}, "tools"),
             ({"messages": [{"role": "user", "content": "x"}], "system": 5}, "system"),
+            ({"messages": [{"role": "user", "content": "x"}], "compaction": {}}, "compaction: histories are not"),
         ],
     )
     def test_nonsense_is_refused_by_name(self, body: Any, where: str) -> None:

@@ -207,6 +207,7 @@ class TestInput:
             ([{"role": "judge", "content": "x"}], "input.0.role: 'judge' is unknown"),
             ([output("nobody")], "nobody"),
             ([{"type": "item_reference", "id": "x"}], "store: false"),
+            ([{"role": "user", "content": "x"}, {"type": "compaction_trigger"}], "input.1: histories are not"),
             ([{"id": "msg_x"}], "store: false"),
             ([{"type": "local_shell_call_output", "output": "x"}], "must name its call"),
             ([{"role": "user", "content": "x"}, 3, output("nobody")], "input.1: an item"),

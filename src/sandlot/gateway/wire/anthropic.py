@@ -73,6 +73,8 @@ class AnthropicWire:
     ) -> ChatRequest:
         """Canonical form of a Messages (or count_tokens) request."""
         body = object_of(body)
+        if body.get("compaction") is not None:
+            raise invalid("compaction", "histories are not summarised here; ask for a summary in a message")
         transcript, items = Transcript(), messages_of(body)
         keep, earlier = _thread(body.get("thread"), recall)
         tools, deferred = _tools(body.get("tools"))

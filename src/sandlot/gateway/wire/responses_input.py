@@ -100,6 +100,9 @@ def steps_of(item: Any, where: str) -> Sequence[Step]:
         return (Result("", string(call_id), _output(item, where), _name(item), is_error=failed),)
     if kind == "configuration_update":
         return ()  # settings, as those of the request
+    if kind == "compaction_trigger":
+        problem = "histories are not summarised here; let the client do it (Codex: for one of model_providers)"
+        raise invalid(where, problem)
     if kind == "item_reference":
         raise invalid(where, "single items are not stored here; send store: false and the items themselves")
     return (Message("user", note(kind_of(item))),)
