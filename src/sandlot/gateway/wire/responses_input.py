@@ -101,8 +101,8 @@ def steps_of(item: Any, where: str) -> Sequence[Step]:
     if kind == "configuration_update":
         return ()  # settings, as those of the request
     if kind == "compaction_trigger":
-        problem = "histories are not summarised here; let the client do it (Codex: for one of model_providers)"
-        raise invalid(where, problem)
+        cure = "Codex does it itself where the gateway is in its model_providers"
+        raise invalid(where, f"histories are not summarised here; {cure}")
     if kind == "item_reference":
         raise invalid(where, "single items are not stored here; send store: false and the items themselves")
     return (Message("user", note(kind_of(item))),)
