@@ -80,6 +80,26 @@ TAGS = r"""
 {%- if add_generation_prompt %}{{- '<|open|>message role="assistant"<|sep|><|open|>think<|sep|>' }}{% endif %}
 """
 
+# The calls of a conversation are numbered, and results bear their numbers.
+NUMBERED = r"""
+{%- for t in tools or [] %}{{- t | tojson }}{{- '\n' }}{% endfor %}
+{%- set ns = namespace(ids=[]) %}
+{%- for m in messages %}
+{{- '<|im_start|>' + m.role + '\n' }}
+{%- if m.role == 'tool' %}
+{%- for id in ns.ids %}{%- if id == m.tool_call_id %}{{- '#' ~ loop.index0 ~ ' ' }}{% endif %}{% endfor %}
+{%- endif %}
+{{- m.content }}
+{%- for c in m.tool_calls or [] %}
+{{- '<|START_ACTION|>[{"tool_call_id": "' ~ ns.ids | length ~ '", "tool_name": "' ~ c.function.name }}
+{{- '", "parameters": ' ~ (c.function.arguments | tojson) ~ '}]<|END_ACTION|>' }}
+{%- set ns.ids = ns.ids + [c.id] %}
+{%- endfor %}
+{{- '<|im_end|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{% endif %}
+"""
+
 KINDS: dict[str, Shape] = {
     "opening": Shape(OPENING, OPENING_TOKENS, "", "<|endoftext|>", stops=("<|user|>", "<|observation|>")),
     # Since the last question every turn has a thought, if an empty one; before it none has.
@@ -134,6 +154,9 @@ KINDS: dict[str, Shape] = {
         "{%- if m.role == 'tool' and c.id == m.tool_call_id %}{{- '#' ~ loop.index ~ ' ' }}{% endif %}{% endfor %}"
         "{{- m.content }}"),
         CHATML, "", "<|im_end|>",
+    ),
+    "numbered calls": Shape(
+        NUMBERED, ("<|im_start|>", "<|im_end|>", "<|START_ACTION|>", "<|END_ACTION|>"), "", "<|im_end|>"
     ),
     "moving tools": SHAPES["moving tools"],
     "headers": Shape(HEADERS, SHAPES["headers"].tokens, "<|begin|>", "<|eot_id|>"),

@@ -1,4 +1,8 @@
-"""Call ids as the Kimi K2 models write them, `functions.NAME:N`, where the id is the only place that shows the name."""
+"""Call ids that models write themselves, under which results go back to them.
+
+Kimi K2 writes `functions.NAME:N`, where the id is the only place that shows the name; Command numbers all calls of a
+conversation.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,15 @@ from sandlot.chat.messages import Message
 _PREFIX = "functions."
 _NUMBERED = re.compile(r"(?<![^\s:<>{}])([^\s:<>{}]+):(\d+)")
 """A word with a number: looked for from its beginning alone, so that long words are read once."""
+
+
+_FIRST_NUMBER = re.compile(r'\{\s*"tool_call_id"\s*:\s*"(\d{1,4})"\s*,\s*"tool_name"')
+
+
+def calls_before(output: str) -> int:
+    """How many calls came before those of a sampled answer: the number that the model wrote for the first of them."""
+    first = _FIRST_NUMBER.search(output)
+    return int(first[1]) if first else 0
 
 
 def with_native_ids(messages: Sequence[Message]) -> list[Message]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import TYPE_CHECKING
 
 from sandlot.chat.messages import Message, Tool, ToolCall
@@ -146,19 +147,21 @@ def self_check(chat: TemplateFormat) -> None:
     Where only later system messages go wrong the format makes users' messages of them from then on.
     """
     taken = chat.traits
-    ways = [
-        (needs_tools, later) for later in dict.fromkeys((taken.system_later, False)) for needs_tools in (False, True)
-    ]
-    found: list[tuple[bool, bool, _Outcome]] = []
-    for needs_tools, later in ways:
-        chat.tail_needs_tools, chat.traits = needs_tools, replace(taken, system_later=later)
-        found.append((needs_tools, later, outcome := _outcome(chat)))
+    ways = list(product((False, True), dict.fromkeys((taken.system_later, False)), (False, True)))
+    found: list[tuple[tuple[bool, bool, bool], _Outcome]] = []
+
+    def go(numbers: bool, later: bool, needs_tools: bool) -> None:
+        chat.numbers_calls, chat.tail_needs_tools = numbers, needs_tools
+        chat.traits = replace(taken, system_later=later)
+
+    for way in ways:
+        go(*way)
+        found.append((way, outcome := _outcome(chat)))
         if not outcome.failed:
             chat.can_extend = True
             return
-    partly = [way for way in found if way[2].only_results]
-    chat.tail_needs_tools, later, outcome = (partly or found)[0]
-    chat.traits = replace(taken, system_later=later)
+    partly = [(way, outcome) for way, outcome in found if outcome.only_results]
+    go(*(partly or found)[0][0])
     chat.can_extend = bool(partly)
     chat.declines_at = frozenset(("user", "system")) if partly else frozenset()
     log.warning(
@@ -166,7 +169,7 @@ def self_check(chat: TemplateFormat) -> None:
         "differs from what was sampled a turn starts a new branch, so that samples grow in number and repeat context",
         chat.name,
         "after a user's message" if partly else "turn by turn",
-        (partly or found)[-1][2].failed[0],
+        (partly or found)[-1][1].failed[0],
         "such a request" if partly else "every request",
     )
 
@@ -230,6 +233,9 @@ def _difference(
     unnamed = new if chat.traits.native_ids else [replace(m, tool_name="") for m in new]
     native = [c.id for m in with_native_ids([*base, turn]) for c in m.tool_calls][-len(names) :] if names else []
     sampled = chat.encode(" ".join(native)) if chat.traits.native_ids else []
+    if chat.numbers_calls:
+        before = sum(len(m.tool_calls) for m in base)
+        sampled = chat.encode(f'{{"tool_call_id": "{before}", "tool_name"')
     try:
         tails = [chat.extend([*sampled, stop], names, unnamed, tools) for stop in chat.stop_token_ids]
         cut = chat.extend(sampled, names, new, tools)

@@ -19,7 +19,7 @@ from sandlot.chat.literals import Literals
 from sandlot.chat.markers import markup_of
 from sandlot.chat.markup import skip_blanks
 from sandlot.chat.messages import Message, Reply, Tool, ToolCall
-from sandlot.chat.native_ids import answer_with_sampled_ids, as_called, with_native_ids
+from sandlot.chat.native_ids import answer_with_sampled_ids, as_called, calls_before, with_native_ids
 from sandlot.chat.rendering import Rendering
 from sandlot.chat.replies import ReplyReader
 from sandlot.chat.roles import Traits, conform, untrusted_texts
@@ -71,6 +71,7 @@ class TemplateFormat:
             )
         self.can_extend = False
         self.tail_needs_tools = True
+        self.numbers_calls = False
         self.forgets_at: frozenset[str] = frozenset()
         self.declines_at: frozenset[str] = frozenset()
 
@@ -97,7 +98,8 @@ class TemplateFormat:
         new = _named(conform(new, self.traits, head=False), call_names)
         if self.traits.native_ids:
             new = answer_with_sampled_ids(new, self.decode(last_output))
-        text, opens = self._tail(call_names, new, tools if self.tail_needs_tools else ())
+        before = calls_before(self.decode(last_output)) if self.numbers_calls else 0
+        text, opens = self._tail(call_names, new, tools if self.tail_needs_tools else (), before)
         ids = self.tokenizer.encode(text)
         if not last_output or last_output[-1] not in self.stop_token_ids:
             return ids
@@ -155,22 +157,26 @@ class TemplateFormat:
             return False
         return 0 <= text.find(result) < text.find(sentinel)
 
-    def _tail(self, call_names: Sequence[str], new: Sequence[Message], tools: Sequence[Tool]) -> tuple[str, bool]:
+    def _tail(
+        self, call_names: Sequence[str], new: Sequence[Message], tools: Sequence[Tool], before: int
+    ) -> tuple[str, bool]:
         """What a template writes from the close of a turn on, close included, and whether that opens what follows."""
         failed: TemplateError | None = None
         for calls in _pairings(call_names, new):
             try:
-                return self._render_tail(calls, new, tools)
+                return self._render_tail(calls, new, tools, before)
             except TemplateError as e:
                 failed = failed or e
         raise failed or TemplateError("the model's chat template cannot be continued")
 
     def _render_tail(
-        self, calls: tuple[ToolCall, ...], new: Sequence[Message], tools: Sequence[Tool]
+        self, calls: tuple[ToolCall, ...], new: Sequence[Message], tools: Sequence[Tool], before: int
     ) -> tuple[str, bool]:
         close, count, body = self._turn_close(len(calls))
         sentinel = _unused(new, tools)
-        text = self._text([_USER, self._turn(sentinel, calls), *new], tools)
+        earlier = tuple(ToolCall("probe", {}, f"before{k}") for k in range(before))
+        head = [_USER, Message("assistant", tool_calls=earlier)] if earlier else []
+        text = self._text([*head, _USER, self._turn(sentinel, calls), *new], tools)
         at = text.rfind(sentinel)
         if at < 0:
             raise TemplateError(f"the chat template of {self.name} does not show a turn; render in full")

@@ -120,7 +120,7 @@ class ChatTokenizer:
     def _control_tokens_part_text(self, spec: dict[str, Any]) -> bool:
         """Whether text on either side of a control token is encoded as if it stood alone, found out by trying."""
         tokens = [t for t in spec.get("added_tokens") or () if t["content"] in self._alias_of]
-        if not tokens or any(t.get(flag) for t in tokens for flag in ("lstrip", "rstrip", "single_word")):
+        if not tokens or any(t.get(flag) for t in tokens for flag in ("lstrip", "rstrip")):
             return False
         for literal in list(self._alias_of)[:8]:
             alias, token_id = self._alias_of[literal], self.control_ids[literal]
@@ -205,9 +205,10 @@ def _renamed(spec: dict[str, Any], aliases: dict[str, str]) -> dict[str, Any]:
         model["vocab"] = [[aliases.get(piece, piece), score] for piece, score in vocab]
     if model.get("unk_token") in aliases:
         model["unk_token"] = aliases[model["unk_token"]]
-    # An alias is matched on the raw text: normalizing could only change what must not change.
+    # An alias is matched on the raw text, whatever stands beside it: what it stands for was told apart before.
+    as_written = {"normalized": False, "single_word": False}
     added = [
-        {**t, "content": aliases[t["content"]], "normalized": False} if t["content"] in aliases else t
+        {**t, "content": aliases[t["content"]], **as_written} if t["content"] in aliases else t
         for t in spec.get("added_tokens") or ()
     ]
     return {**spec, "model": model, "added_tokens": added, "truncation": None, "padding": None, "post_processor": None}
