@@ -155,20 +155,21 @@ def _shares(session: Session, checks: Sequence[_SampleCheck]) -> list[Violation]
     found: list[Violation] = []
     leaves = [session.turns[check.trained[-1]] for check in checks]
     age = {turn_id: k for k, turn_id in enumerate(session.turns)}
-    below: dict[str, list[int]] = {}
+    best: dict[str, tuple[bool, bool, bool, int]] = {}
     for k, leaf in enumerate(leaves):
         if k and age[leaf.id] < age[leaves[k - 1].id]:
             why = "its last turn is older than that of the row before"
             found.append(Violation("order", checks[k].sample.index, leaf.id, None, why))
+        abandoned, cut = session.abandoned(leaf), leaf.finish_reason == "length"
         for turn_id in session.path(leaf.id):
-            below.setdefault(turn_id, []).append(k)
-    for turn_id, rows in below.items():
-        rows = [k for k in rows if not session.abandoned(leaves[k])] or rows
-        rows = [k for k in rows if leaves[k].branch == session.turns[turn_id].branch] or rows
-        rows = [k for k in rows if leaves[k].finish_reason != "length"] or rows
-        if turn_id not in checks[rows[0]].trained:
-            why = f"row {rows[0]} ought to train it, and another does"
-            found.append(Violation("stretch", checks[rows[0]].sample.index, turn_id, None, why))
+            fits = (abandoned, session.turns[turn_id].branch != leaf.branch, cut, k)
+            if turn_id not in best or fits < best[turn_id]:
+                best[turn_id] = fits
+    trained = [set(check.trained) for check in checks]
+    for turn_id, (*_, k) in best.items():
+        if turn_id not in trained[k]:
+            why = f"row {k} ought to train it, and another does"
+            found.append(Violation("stretch", checks[k].sample.index, turn_id, None, why))
     return found
 
 

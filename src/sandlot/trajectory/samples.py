@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -43,10 +44,10 @@ def linearize_tree(
 ) -> list[Sample]:
     """One sample per leaf among the kept turns, in the order of the leaves' turns.
 
-    A turn that several leaves share is trained once (`_trainers`) and is context in the others. Turns that do
-    not fit into `max_tokens` are left out whole, and the row that lost them has the status `truncated`. The metadata
-    of a row is the session's plus: `turns` on its path, the `fork` reason where its own stretch begins, `abandoned`
-    when another answer to the same prompt was continued instead, `cut` when later turns did not fit.
+    A turn that several leaves share is trained in one row (`_owned`) and is context in the others. Turns that do not
+    fit into `max_tokens` are left out whole, and the row that lost them has the status `truncated`. The metadata of a
+    row is the session's plus: `turns` on its path, the `fork` reason where its own stretch begins, `abandoned` when
+    another answer to the same prompt was continued instead, `cut` when later turns did not fit.
     """
     kept = kept_turns(tree)
     fitting = {i for i in kept if max_tokens is None or tree[i].length <= max_tokens}
@@ -59,10 +60,10 @@ def linearize_tree(
     leaves = [t for t in tree if t.id in fitting and not any(child in fitting for child in tree.children(t.id))]
     continued = {(t.prompt_sha256, t.prompt_length) for t in tree if tree.children(t.id)}
     abandoned = {t.id for t in leaves if not tree.children(t.id) and (t.prompt_sha256, t.prompt_length) in continued}
-    trainers = _trainers(tree, leaves, abandoned)
+    owned = _owned(tree, leaves, abandoned)
     samples: list[Sample] = []
     for leaf in leaves:
-        own = [tree[turn_id] for turn_id in tree.path(leaf.id) if trainers[turn_id] == leaf.id]
+        own = owned[leaf.id]
         cut = any(child in kept for child in tree.children(leaf.id))
         facts: dict[str, Any] = {**(metadata or {}), "turns": depth[leaf.id]}
         if own[0].fork:
@@ -88,19 +89,29 @@ def linearize_tree(
     return samples
 
 
-def _trainers(tree: SessionTree, leaves: Sequence[Turn], abandoned: Collection[str]) -> dict[str, str]:
-    """The leaf in whose row each turn is trained, by turn: the first below it that fits best.
+def _owned(tree: SessionTree, leaves: Sequence[Turn], abandoned: Collection[str]) -> dict[str, list[Turn]]:
+    """The turns that are trained in the row of each leaf, by leaf: every turn in that of the leaf that fits best.
 
     Rows that were abandoned, are of another branch or were cut by their length may be left out of what is trained, and
-    are to take nothing else with them: what another row can train is trained there.
+    are to take nothing else with them: what another row can train is trained there, of equal ones in the first.
     """
-    best: dict[str, tuple[bool, bool, bool, int]] = {}
-    for number, leaf in enumerate(leaves):
-        for turn_id in tree.path(leaf.id):
-            strange = tree[turn_id].branch != leaf.branch
-            this = (leaf.id in abandoned, strange, leaf.finish_reason == "length", number)
-            best[turn_id] = min(best.get(turn_id, this), this)
-    return {turn_id: leaves[number].id for turn_id, (*_, number) in best.items()}
+    trainer: dict[str, str] = {}
+    ranked = sorted(leaves, key=lambda leaf: leaf.finish_reason == "length")
+    for left, alike in itertools.product((False, True), (True, False)):
+        seen: set[tuple[str, str]] = set()
+        for leaf in ranked:
+            at: str | None = leaf.id if (leaf.id in abandoned) is left else None
+            branch = leaf.branch if alike else ""
+            while at is not None and (at, branch) not in seen:
+                seen.add((at, branch))
+                if not alike or tree[at].branch == branch:
+                    trainer.setdefault(at, leaf.id)
+                at = tree.parent(at)
+    owned: dict[str, list[Turn]] = {leaf.id: [] for leaf in leaves}
+    for turn in tree:
+        if turn.id in trainer:
+            owned[trainer[turn.id]].append(turn)
+    return owned
 
 
 def kept_turns(tree: SessionTree) -> set[str]:
