@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sandlot.config import load_config
 from sandlot.engine import Engine, EngineInfo, Generation, SamplingParams
 from sandlot.engine.aborted import Abortable, EngineAbortedError, aborted
-from sandlot.engine.client import EngineUnreachableError
+from sandlot.engine.client import EngineGoneError, EngineUnreachableError
 from sandlot.engine.process import EngineProcess
 from sandlot.engine.replicas import ReplicatedEngine, placed
 from sandlot.engine.vllm import VllmEngine
@@ -35,7 +35,7 @@ class Replica:
     def __init__(self, number: int, *, model: str = "m", max_context: int = 100) -> None:
         self.number, self.model, self.max_context = number, model, max_context
         self.vocab_size = 600 + number
-        self.down = False
+        self.down = self.gone = False
         self.closed = False
         self.sessions: list[str] = []
         self.held: dict[str, asyncio.Future[None]] = {}
@@ -43,7 +43,8 @@ class Replica:
 
     def _alive(self) -> None:
         if self.down:
-            raise EngineUnreachableError(f"no engine answers at {self.number}")
+            kind = EngineGoneError if self.gone else EngineUnreachableError
+            raise kind(f"no engine answers at {self.number}")
 
     async def info(self) -> EngineInfo:
         self._alive()
@@ -255,11 +256,33 @@ async def test_an_abort_reaches_the_replica_that_has_the_request(
     assert all(isinstance(r, EngineAbortedError) and r.partial.output_ids == (7,) for r in results)
 
 
+async def test_one_alone_is_examined_after_nothing_listened_there_and_else_asked_at_once() -> None:
+    one = Replica(0)
+    engine = ReplicatedEngine({NAMES[0]: one}, recheck_s=0.01)
+    await engine.info()
+    one.down = True
+    with pytest.raises(EngineUnreachableError, match="no engine answers at 0"):
+        await where(engine, ["s"])
+    one.down = False
+    assert await where(engine, ["s"]) == {"s": 0}  # it was busy, or what is before it was
+    one.down = one.gone = True
+    with pytest.raises(EngineGoneError, match="no engine answers at 0"):
+        await where(engine, ["s"])
+    one.down, one.vocab_size = False, 7
+    await until(lambda: engine.refused)
+    with pytest.raises(EngineError, match=r"the engine does not serve: .*it has 7 tokens and had 600") as e:
+        await where(engine, ["s"])
+    assert e.value.retryable
+    one.vocab_size = 600
+    await until(lambda: engine.up)
+    assert await where(engine, ["s"]) == {"s": 0}
+    await engine.close()
+
+
 def test_several_addresses_make_replicas() -> None:
     engine = engine_at("http://a:1, http://b:2", "vllm")
-    assert isinstance(engine, ReplicatedEngine)
     assert list(engine.replicas) == ["http://a:1", "http://b:2"]
-    assert isinstance(engine_at("http://a:1", "vllm"), VllmEngine)
+    assert isinstance(engine_at("http://a:1", "vllm").replicas["http://a:1"], VllmEngine)
     for wrong in ("a,b", "http://a:1,nope", ",", "http://a:1,http://a:1", "http://a:1,http://a:1/v1/", "http://a:b"):
         with pytest.raises(ConfigError):
             engine_at(wrong, "vllm")
@@ -267,7 +290,6 @@ def test_several_addresses_make_replicas() -> None:
 
 def test_nobody_is_told_the_password_of_an_engine() -> None:
     engine = engine_at("http://me:se%20cret@a:1/v1,http://b:2", "vllm")
-    assert isinstance(engine, ReplicatedEngine)
     assert list(engine.replicas) == ["http://a:1", "http://b:2"]
     client = engine.replicas["http://a:1"]
     assert isinstance(client, VllmEngine)
@@ -302,7 +324,6 @@ async def test_real_servers_one_is_killed_and_started_again(tmp_path_factory: py
         goes = EngineProcess(model, port=ports[1], threads=1)
         await goes.start()
         engine = engine_at(f"{stays.url},{goes.url}", "vllm")
-        assert isinstance(engine, ReplicatedEngine)
         engine._recheck_s = 0.1
         try:
             assert (await engine.info()).model == "toy"

@@ -221,7 +221,8 @@ async def test_an_engine_that_goes_away_aborts_and_never_trains(args: SimpleName
     assert good.reward == 1.0
     state = await slime_hook._states[asyncio.get_running_loop()]
     policy = state.rollouts.policy
-    policy.engine.base_url = "http://127.0.0.1:9"  # type: ignore[attr-defined]
+    (client,) = policy.engine.replicas.values()  # type: ignore[attr-defined]
+    client.base_url = "http://127.0.0.1:9"
     for gateway in state.rollouts._gateways.values():
         object.__setattr__(gateway.limits, "engine_retry_delays", ())
     (lost,) = await vime.generate(args, sample_of(), sampling_params())

@@ -46,6 +46,10 @@ class EngineUnreachableError(EngineError):
     """Nobody answers at the address any more, or only a proxy that says so: another replica may."""
 
 
+class EngineGoneError(EngineUnreachableError):
+    """Nothing listens at the address any more: what will answer there next was started anew."""
+
+
 class EngineClient:
     """One server (or one address of many). Use it in one event loop; `close` it at the end."""
 
@@ -178,9 +182,11 @@ class EngineClient:
                 # The server may have closed a kept connection in this moment; a new one tells whether it is there.
                 return await self._send(method, path, body, headers, timeout)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as e:
-            why = e.os_error.strerror if isinstance(e, aiohttp.ClientConnectorError) else "it takes no connection"
-            raise EngineUnreachableError(
-                f"no engine answers at {self.base_url} ({why or e}): start it, or give its address with --engine URL"
+            kind, why = EngineUnreachableError, "it takes no connection"
+            if isinstance(e, aiohttp.ClientConnectorError):
+                kind, why = EngineGoneError, e.os_error.strerror or str(e)
+            raise kind(
+                f"no engine answers at {self.base_url} ({why}): start it, or give its address with --engine URL"
             ) from e
         except TimeoutError as e:
             raise EngineError(f"the engine at {self.base_url} did not answer {path} in time") from e

@@ -1,4 +1,4 @@
-"""Several engines as one: each session stays at one of them, and moves only while that one is down."""
+"""One engine or several as one: each session stays at one of them, and moves only while that one is down."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hashlib import blake2b
 
 from sandlot.engine.aborted import Abortable
 from sandlot.engine.base import Engine, EngineInfo, Generation, SamplingParams
-from sandlot.engine.client import EngineUnreachableError
+from sandlot.engine.client import EngineGoneError, EngineUnreachableError
 from sandlot.errors import ConfigError, EngineError
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,8 @@ class ReplicatedEngine:
 
     A replica that cannot be reached is left out until it answers `info` again, which is asked every `recheck_s`
     seconds; the call that found it down goes on at the session's next replica. One that has come back may have been
-    started in another way: it serves again when it is what it was and `examine` finds nothing.
+    started in another way: it serves again when it is what it was and `examine` finds nothing. One that is alone is
+    asked again at once, unless nothing listened there.
     """
 
     def __init__(self, replicas: Mapping[str, Engine], *, recheck_s: float = 2.0) -> None:
@@ -108,7 +109,7 @@ class ReplicatedEngine:
                 return replace(done, lost_s=lost_s) if lost_s else done
             except EngineUnreachableError as error:
                 missing = error
-                self._lost(name)
+                self._failed(name, error)
             finally:
                 self._where.pop(request_id, None)
         raise self._nobody(missing)
@@ -120,12 +121,19 @@ class ReplicatedEngine:
                 return await self.replicas[name].score(token_ids)
             except EngineUnreachableError as error:
                 missing = error
-                self._lost(name)
+                self._failed(name, error)
         raise self._nobody(missing)
 
     def _nobody(self, missing: EngineUnreachableError | None) -> EngineError:
+        if missing is not None and len(self.replicas) == 1:
+            return missing
         reasons = "; ".join(f"{name}: {why}" for name, why in self.out.items())
-        return EngineError(f"none of the {len(self.replicas)} engines serves: {missing or reasons}")
+        many = (
+            f"none of the {len(self.replicas)} engines serves"
+            if len(self.replicas) > 1
+            else "the engine does not serve"
+        )
+        return EngineError(f"{many}: {missing or reasons}")
 
     def _next_up(self) -> list[str]:
         names = self.up
@@ -145,9 +153,13 @@ class ReplicatedEngine:
         await asyncio.gather(*self._down.values(), return_exceptions=True)
         await asyncio.gather(*(engine.close() for engine in self.replicas.values()))
 
+    def _failed(self, name: str, error: EngineUnreachableError) -> None:
+        if len(self.replicas) > 1 or isinstance(error, EngineGoneError):
+            self._lost(name)
+
     def _lost(self, name: str) -> None:
         if name not in self._down:
-            log.warning("the engine at %s is down: its sessions go on at the others", name)
+            log.warning("the engine at %s is down; its sessions go on at others, where there are some", name)
             self._down[name] = asyncio.get_running_loop().create_task(self._until_back(name))
 
     async def _until_back(self, name: str) -> None:

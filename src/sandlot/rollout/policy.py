@@ -92,10 +92,7 @@ async def _probed(config: RunConfig, say: Say) -> AsyncIterator[Policy]:
             )
         sampling = SamplingParams(**config.sampling.model_dump())
         say("probing the engine's logprobs")
-        if isinstance(engine, ReplicatedEngine):
-            mode = await _probe_replicas(engine, sampling, fmt.encode(_PROBE))
-        else:
-            mode = await probe(engine, sampling, prompt_ids=fmt.encode(_PROBE))
+        mode = await _probe_replicas(engine, sampling, fmt.encode(_PROBE))
         context = min(info.max_context, config.limits.context or info.max_context)
         yield Policy(engine, fmt, info.model, sampling, context, mode)
 
@@ -121,12 +118,12 @@ async def _probe_replicas(engine: ReplicatedEngine, sampling: SamplingParams, te
     return mode
 
 
-def engine_at(urls: str, kind: str, served_model: str | None = None) -> Engine:
+def engine_at(urls: str, kind: str, served_model: str | None = None) -> ReplicatedEngine:
     """The client of one engine, or of several replicas where `urls` has commas."""
     addresses = _addresses(urls)
     make = ENGINES.get(kind)
     engines: dict[str, Engine] = {plain_address(address): make(address, served_model) for address in addresses}
-    return ReplicatedEngine(engines) if len(engines) > 1 else next(iter(engines.values()))
+    return ReplicatedEngine(engines)
 
 
 def _addresses(urls: str) -> list[str]:
