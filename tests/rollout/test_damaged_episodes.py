@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from typer.testing import CliRunner
 
 from sandlot.cli.app import app
 from sandlot.errors import AuditError, ConfigError
+from sandlot.rollout.proof import audit_run
 from sandlot.trajectory.records import SealedRecord, SessionRecord
 from sandlot.trajectory.rundir import RunDir
 from sandlot.trajectory.store import write_samples
@@ -83,6 +86,39 @@ def test_the_others_are_audited_and_exported(damage: str, run: RunDir) -> None:
     shown = CliRunner().invoke(app, ["view", str(run.path)], catch_exceptions=False)
     assert shown.exit_code == 0
     assert ("unreadable" in shown.stdout) == (episode == "d")
+
+
+def test_a_run_is_in_order_at_every_moment_while_it_is_written(tmp_path: Path) -> None:
+    """Each episode is cut off once, its journal set aside while others look, and begun again."""
+
+    def write() -> None:
+        with RunDir.create_or_continue(tmp_path / "run", {}) as writing:
+            begun.set()
+            for number in range(12):
+                if number == 6:
+                    looked.wait(60)
+                header = SessionRecord(episode_id=f"e/{number}", group_id="g")
+                writing.begin(header).close()
+                with writing.begin(header) as journal:
+                    for turn in session(0).turns:
+                        journal.turn(turn)
+                    journal.append(SealedRecord(reward=1.0))
+                writing.complete(header.episode_id)
+
+    begun, looked, seen = threading.Event(), threading.Event(), []
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(write)
+        begun.wait(60)
+        while not done.done():
+            reading = RunDir.read(tmp_path / "run")
+            seen.append(audit_run(reading))
+            assert len(list(reading.samples())) == seen[-1].counts["samples"]
+            if seen[-1].counts["episodes"]:
+                looked.set()
+        done.result()
+    assert [found.violations for found in seen] == [[]] * len(seen)
+    assert audit_run(RunDir.read(tmp_path / "run")).counts["episodes"] == 12
+    assert any(0 < found.counts["episodes"] < 12 for found in seen)
 
 
 def test_what_is_lost_is_not_compared_with(run: RunDir) -> None:
