@@ -22,6 +22,7 @@ THINK_PAIRS = (
     Pair("[THINK]", "[/THINK]"),
     Pair("<seed:think>", "</seed:think>"),
     Pair("<mm:think>", "</mm:think>"),
+    Pair("<longcat_think>", "</longcat_think>"),
     Pair("<|START_THINKING|>", "<|END_THINKING|>"),
     Pair("<|channel>thought", "<channel|>", sign="<|channel>"),
     Pair("<|open|>think<|sep|>", "<|close|>think<|sep|>", sign="<|open|>"),
@@ -34,7 +35,11 @@ TEXT_MARKERS = (
 )
 """What some models put around the text of an answer. It is no part of that, where it is control tokens."""
 
-CALL_PAIRS = (("<tool_call>", "</tool_call>"), ("<seed:tool_call>", "</seed:tool_call>"))
+CALL_PAIRS = (
+    ("<tool_call>", "</tool_call>"),
+    ("<seed:tool_call>", "</seed:tool_call>"),
+    ("<longcat_tool_call>", "</longcat_tool_call>"),
+)
 """Known markers of calls; a format takes the first pair that its vocabulary or its template has."""
 
 
