@@ -48,6 +48,7 @@ DAMAGES: dict[str, tuple[str, Callable[[RunDir], Any], str]] = {
     "last record": ("b", lambda r: flip(r.journal_path("b"), -12), r"b\.jsonl\.gz is damaged at byte .*restore it"),
     "no journal": ("b", lambda r: r.journal_path("b").unlink(), r"b\.jsonl\.gz cannot be read \(No such .*restore it"),
     "samples": ("c", lambda r: flip(r.samples_path("c"), 40), r"c\.parquet is damaged: .*restore it"),
+    "no samples": ("c", lambda r: r.samples_path("c").unlink(), r"c\.parquet cannot be read \(No such .*restore it"),
     "end of samples": ("c", lambda r: r.samples_path("c").write_bytes(b"PAR1"), r"c\.parquet is damaged: .*restore it"),
     "first under way": (
         "d",

@@ -242,8 +242,11 @@ def test_tampered_samples_are_found_by_the_audit_of_the_run(tmp_path: Path) -> N
         for samples in ([first], [first, first], [], [second, first]):
             write_samples(run.samples_path("a"), samples)
             assert not run.audit("a").ok
-        run.samples_path("a").unlink()
+        write_samples(run.samples_path("a"), [])
         assert {v.kind for v in run.audit("a").violations} == {"untrained"}
+        run.samples_path("a").unlink()
+        with pytest.raises(FileNotFoundError):
+            run.audit("a")
 
 
 def test_too_long_samples_are_cut_the_same_way_after_a_restart(tmp_path: Path) -> None:

@@ -39,7 +39,10 @@ def with_span_advantages(sample: Sample, per_span: Sequence[float]) -> Sample:
 
 
 def turn_order(rows: Iterable[Sample]) -> dict[str, list[str]]:
-    """Turn ids by branch, oldest first: rows by index, spans by place. The same however an episode is cut into rows."""
+    """Turn ids by branch: rows by index, spans by place. The same however an episode is cut into rows.
+
+    That is oldest first, but for an abandoned answer, which comes before the turns that went on without it.
+    """
     order: dict[str, list[str]] = {}
     for row in sorted(rows, key=lambda r: r.index):
         order.setdefault(row.branch, []).extend(span.turn_id for span in row.spans)

@@ -203,9 +203,11 @@ class RunDir:
         return sorted(self._results, key=lambda episode_id: (self._results.group(episode_id), episode_id))
 
     def samples_of(self, episode_id: str) -> list[Sample]:
-        """The stored samples of a finished episode."""
+        """The stored samples of an episode, none before it is finished."""
         path = self.samples_path(episode_id)
-        return list(read_samples(path)) if episode_id in self._results and path.exists() else []
+        if episode_id not in self._results or not (self._results.has_samples(episode_id) or path.exists()):
+            return []
+        return list(read_samples(path))
 
     def sample_groups(self, *, without: Collection[str] = ()) -> Iterator[list[Sample]]:
         """The samples of all finished episodes but `without`, those of a group together, in the order of `finished`."""
