@@ -249,6 +249,22 @@ def test_tampered_samples_are_found_by_the_audit_of_the_run(tmp_path: Path) -> N
             run.audit("a")
 
 
+def test_samples_that_are_gone_are_made_again(tmp_path: Path) -> None:
+    with RunDir.create_or_continue(tmp_path, CONFIG) as run:
+        for name in ("a", "b", "c"):
+            play(run, name, session(0).turns, SealedRecord(reward=1.0))
+            run.complete(name)
+        before = run.samples_path("a").read_bytes()
+        for name in ("a", "b"):
+            run.samples_path(name).unlink()
+        run.journal_path("b").unlink()
+        run.journal_path("c").write_bytes(b"")  # nobody asks, as long as its samples are there
+        assert run.recover() == []
+        assert run.samples_path("a").read_bytes() == before
+        assert not run.samples_path("b").exists()
+        assert run.audit("a").ok
+
+
 def test_too_long_samples_are_cut_the_same_way_after_a_restart(tmp_path: Path) -> None:
     with RunDir.create_or_continue(tmp_path, CONFIG) as run:
         play(run, "a", session(0).turns, SealedRecord(reward=1.0), max_tokens=6)

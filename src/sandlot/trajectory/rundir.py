@@ -34,7 +34,7 @@ from sandlot.trajectory.audit import AuditReport, audit_journal
 from sandlot.trajectory.journal import JournalWriter, read_header, read_journal, sync_directory
 from sandlot.trajectory.lines import LineWriter
 from sandlot.trajectory.records import SessionRecord
-from sandlot.trajectory.result import complete_episode, row_violations
+from sandlot.trajectory.result import complete_episode, episode_samples, row_violations
 from sandlot.trajectory.results import Results
 from sandlot.trajectory.runfile import first_difference, plain, read_run_file
 from sandlot.trajectory.sample import Sample
@@ -271,7 +271,8 @@ class RunDir:
     def recover(self) -> list[dict[str, Any]]:
         """Complete every sealed episode that has no result row yet; returns the new rows.
 
-        A damaged journal does not keep the others from being completed; then `JournalError` names it.
+        Samples of finished episodes whose file is gone are made again. A damaged journal does not keep the others from
+        being completed; then `JournalError` names it.
         """
         rows: list[dict[str, Any]] = []
         damaged: list[str] = []
@@ -279,11 +280,18 @@ class RunDir:
             try:
                 if self.state(episode_id) is EpisodeState.SEALED:
                     rows.append(self.complete(episode_id))
+                elif episode_id in self._results and self._results.has_samples(episode_id):
+                    self._make_again(episode_id)
             except JournalError as e:
                 damaged.append(str(e))
         if damaged:
             raise JournalError("; ".join(damaged))
         return rows
+
+    def _make_again(self, episode_id: str) -> None:
+        path, journal = self.samples_path(episode_id), self.journal_path(episode_id)
+        if not path.exists() and journal.exists():
+            write_samples(path, episode_samples(read_journal(journal)))
 
     def audit(self, episode_id: str) -> AuditReport:
         """Prove the stored samples of a finished episode, and its result row, against its journal."""
