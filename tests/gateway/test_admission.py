@@ -31,7 +31,7 @@ async def test_requests_are_held_within_bounds_until_they_are_prompts(
 ) -> None:
     rig = await make_rig()
     arriving = rig.session.bodies.arriving
-    arriving.whole = 64_000
+    arriving.whole = 3 * server._LEAST
     go, rendering, fmt = threading.Event(), threading.Event(), rig.engine.fmt
     render = fmt.render
 
@@ -43,11 +43,55 @@ async def test_requests_are_held_within_bounds_until_they_are_prompts(
     monkeypatch.setattr(fmt, "render", held)
     calls = [asyncio.create_task(post(rig, ask(f"{n} " + "x" * 20_000), path)) for n in range(10)]
     await until(lambda: rendering.is_set() and len(arriving._queue) == 7)
-    assert 60_000 < rig.gateway.reading.used == arriving.used <= arriving.whole
+    assert arriving.used == arriving.whole
+    assert 60_000 < rig.gateway.reading.used < 64_000
     assert len(rig.session._tasks) <= 3
     go.set()
     assert set(await asyncio.gather(*calls)) == {200}
     assert rig.gateway.reading.used == arriving.used == 0
+
+
+async def test_a_session_of_thousands_of_requests_has_few_of_them_read_at_once(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However small they are; those whose client has left stand in nobody's way, and are not looked for."""
+    rig = await make_rig(limits=SessionLimits(concurrent=64))
+    arriving, at_once, most = rig.session.bodies.arriving, 8, 0
+    arriving.whole = at_once * server._LEAST
+    read = server._Handler._read
+
+    async def watched(*args: Any) -> bytes:
+        nonlocal most
+        most = max(most, arriving.used // server._LEAST)
+        return await read(*args)
+
+    monkeypatch.setattr(server._Handler, "_read", watched)
+    async with arriving.wait(arriving.whole):
+        calls = [asyncio.create_task(post(rig, ask(f"call {n}"))) for n in range(3 * at_once)]
+        await until(lambda: len(arriving._queue) == 3 * at_once)
+        for call in calls[::3]:
+            call.cancel()
+        await asyncio.wait(calls[::3])
+        await until(lambda: sum(not turn.cancelled() for _, turn in arriving._queue) == 2 * at_once)
+    told = await asyncio.gather(*calls, return_exceptions=True)
+    assert set(told[1::3] + told[2::3]) == {200}
+    assert most == at_once
+    assert rig.gateway.reading.used == arriving.used == len(arriving._queue) == 0
+
+
+async def test_a_stranger_has_no_connection_to_keep(make_rig: MakeRig) -> None:
+    rig = await make_rig()
+    for path, key, status in (("/v1/messages", "sk-nobody", 401), ("/v9", rig.opened.api_key, 404)):
+        async with rig.http.post(f"{rig.url}{path}", json=ask("go"), headers={"x-api-key": key}) as reply:
+            assert (reply.status, reply.headers["Connection"]) == (status, "close")
+    async with rig.http.post(f"{rig.url}/v1/messages", json={}, headers={"x-api-key": rig.opened.api_key}) as reply:
+        assert (reply.status, reply.headers.get("Connection", "keep-alive")) == (400, "keep-alive")
+
+
+@pytest.mark.parametrize("count", ["9" * 5_000, "²", "-1", "1e3", "0" * 5_000])
+async def test_a_header_that_counts_tries_is_taken_as_it_comes(make_rig: MakeRig, count: str) -> None:
+    rig = await make_rig()
+    assert (await rig.messages(ask("go"), x_stainless_retry_count=count))[0] == 200
 
 
 async def test_a_body_that_does_not_come_is_not_waited_for(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,17 +54,15 @@ class Budget:
         """Hold `part` as soon as it fits, first come first served; `held` is entered where that takes time."""
         if self._queue or not self._fits(part):
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            entry = (part, turn)
-            self._queue.append(entry)
+            self._queue.append((part, turn))
             try:
                 with held():
                     await turn
             except asyncio.CancelledError:
                 if turn.done() and not turn.cancelled():
                     self._give(part)  # it was granted in the moment its waiter left
-                elif entry in self._queue:
-                    self._queue.remove(entry)
-                    self._grant()
+                else:
+                    self._grant()  # it may have been the first, and stood in the way
                 raise
         else:
             self.used += part
@@ -80,6 +78,6 @@ class Budget:
     def _grant(self) -> None:
         while self._queue and (self._queue[0][1].cancelled() or self._fits(self._queue[0][0])):
             part, turn = self._queue.popleft()
-            if not turn.cancelled():  # its waiter is about to leave
+            if not turn.cancelled():  # else its waiter has left, or is about to
                 self.used += part
                 turn.set_result(None)

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 _JSON = "application/json"
 _NO_KEY = "no API key came with this request; send the one that the session was opened with"
 _UNKNOWN_KEY = "this API key opens no session here; send the one that the session was opened with"
+_STRANGERS = frozenset({"authentication", "not_found"})
+"""Errors after which a connection is closed: thousands that nobody may use could all ask at once."""
+_LEAST = 512 << 10
+"""Bytes that a request counts for at least while it waits: each takes its time, and a session may send thousands."""
 _BODY_S = 60.0
 """How long a body may take to come once there is room for it."""
 
@@ -138,7 +142,7 @@ class _Handler:
             raise _too_large(cap)
         size = length if length is not None and packing == "identity" else cap
         # A session waits for itself, so that one alone cannot take the room of all others.
-        async with session.bodies.arriving.wait(size):
+        async with session.bodies.arriving.wait(max(size, _LEAST)):
             with self._gateway.reading.now(size, "bytes of requests"):
                 yield await self._parse(wire, session, request, await self._read(request, packing, cap))
 
@@ -255,6 +259,6 @@ def refused(wire: Wire, error: WireError | RecursionError) -> web.Response:
     status, body = wire.error(error)
     headers = {"x-should-retry": "true" if error.kind == "overloaded" else "false"}
     response = web.Response(status=status, body=body, content_type=_JSON, headers=headers)
-    if isinstance(error, _Broken):
+    if isinstance(error, _Broken) or error.kind in _STRANGERS:
         response.force_close()
     return response

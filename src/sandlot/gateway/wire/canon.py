@@ -164,7 +164,7 @@ def new_tools(found: Sequence[Tool], offered: Sequence[Tool]) -> tuple[Tool, ...
 def is_retry(headers: Mapping[str, str]) -> bool:
     """Whether the official SDKs say that they send this request again."""
     count = headers.get("x-stainless-retry-count", "")
-    return count.isdecimal() and int(count) > 0
+    return count.isdecimal() and count.strip("0") != ""
 
 
 def branch_of(headers: Mapping[str, str], tools: Sequence[Tool]) -> str:
