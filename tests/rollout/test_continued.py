@@ -50,10 +50,13 @@ def test_of_an_engine_only_the_addresses_may_differ(
 def test_what_was_finished_tells_the_model(tmp_path: Path) -> None:
     with open_run(tmp_path, load_config(None, {"engine": ONE})) as run:
         expect_same_model(run, "m", 100)  # nothing is finished
-        journal = run.begin(SessionRecord(episode_id="e", group_id="g", session={"model": "m", "max_context": 100}))
-        journal.append(SealedRecord(reward=None, failure="budget"))
-        journal.close()
-        run.complete("e")
+        for name in ("gone", "spoilt", "told"):
+            header = SessionRecord(episode_id=name, group_id="g", session={"model": "m", "max_context": 100})
+            with run.begin(header) as journal:
+                journal.append(SealedRecord(reward=None, failure="budget"))
+            run.complete(name)
+        run.journal_path("gone").unlink()
+        run.journal_path("spoilt").write_bytes(b"no journal at all, but as long as the head of one")
         expect_same_model(run, "m", 100)
         expect_same_model(run, "m")
         with pytest.raises(ConfigError, match="with model 'm' and the engine has 'n'"):
