@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from aiohttp import web
 
 from sandlot.errors import EngineError, FailureKind
 from sandlot.gateway import SessionLimits
-from sandlot.harness import Endpoint, Harness
+from sandlot.harness import Command, Endpoint, Harness
 from sandlot.harness.claude_code import ClaudeCode
 from sandlot.harness.codex import Codex
 from sandlot.harness.gemini_cli import GeminiCli
@@ -21,7 +22,7 @@ from sandlot.harness.mini_swe_agent import MiniSweAgent
 from sandlot.harness.opencode import OpenCode
 from sandlot.harness.pi import Pi
 from sandlot.harness.qwen_code import QwenCode
-from sandlot.sandbox import ExecResult
+from sandlot.sandbox import ExecResult, Layer, Sandbox
 from sandlot.trajectory.journal import read_journal
 from sandlot.trajectory.rundir import RunDir
 from support import engines
@@ -172,6 +173,64 @@ async def test_calls_that_the_client_runs_in_a_form_of_its_own(make_rig: MakeRig
     assert [t.parent for t in turns] == [None, *(t.id for t in turns[:-1])]
     assert rig.session.forks == []
     assert (work / "a.txt").read_text() == "c\nb\n"
+
+
+@dataclass
+class AsItComes:
+    """An agent that is told where its model is, and nothing else; `again` goes on with the session before."""
+
+    harness: Harness
+    again: bool = False
+    protocols: tuple[str, ...] = ()
+    prompt_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        self.name = self.harness.name
+
+    def layers(self) -> tuple[Layer, ...]:
+        return self.harness.layers()
+
+    async def configure(self, sandbox: Sandbox, endpoint: Endpoint) -> None: ...
+
+    def command(self, prompt: str, endpoint: Endpoint) -> Command:
+        program, *_ = [arg for arg in self.harness.command(prompt, endpoint).argv if arg.endswith(("claude", "/codex"))]
+        if self.name == "claude-code":
+            env = {"ANTHROPIC_BASE_URL": endpoint.base_url, "ANTHROPIC_API_KEY": endpoint.api_key, "IS_SANDBOX": "1"}
+            env["CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC"] = "1"
+            argv = [program, "-p", "--dangerously-skip-permissions", *(["-c"] if self.again else [])]
+            return Command(tuple(argv), env, prompt.encode())
+        provider = f'{{name="g",base_url="{endpoint.base_url}/v1",env_key="KEY",wire_api="responses"}}'
+        argv = [program, "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
+        argv += ["-c", 'model_provider="g"', "-c", f"model_providers.g={provider}", "-m", "gpt-5.5"]
+        argv += ["--disable", "plugins", "--disable", "apps", *(["resume", "--last"] if self.again else []), "-"]
+        return Command(tuple(argv), {"KEY": endpoint.api_key}, prompt.encode())
+
+    def failure(self, result: ExecResult) -> tuple[FailureKind | None, str]:
+        return self.harness.failure(result)
+
+
+@pytest.mark.parametrize("harness", [ClaudeCode(), Codex()], ids=lambda harness: harness.name)
+async def test_an_agent_as_it_comes_goes_on_in_one_branch(make_rig: MakeRig, tmp_path: Path, harness: Harness) -> None:
+    """Its own caching, betas and requests are left on, and a second process resumes it."""
+    said = [
+        thinking("First I write.", shell_call(harness, "echo hi > hello.txt", before="I write.\n")),
+        shell_call(harness, "cat hello.txt") + "\n" + shell_call(harness, "ls -a"),
+        call_text("no_such_tool", {"a": 1}) + "\n" + broken_call(harness),
+        "First done.",
+        shell_call(harness, "printf 'caf\u00e9'"),
+        "Done.",
+    ]
+    rig = await make_rig(in_turn(said))
+    for again in (False, True):
+        agent = AsItComes(harness, again)
+        result = await _run(rig, agent, tmp_path)
+        assert agent.failure(result) == (None, ""), result.text()
+    turns = rig.session.turns
+    assert [t.parent for t in turns] == [None, *(t.id for t in turns[:-1])]
+    assert len(turns) == len(said)
+    finished = await rig.gateway.finish(rig.session.id)
+    assert not finished.report.violations
+    assert len(finished.samples) == 1
 
 
 @pytest.fixture
