@@ -76,6 +76,12 @@ def _google(message: str) -> str:
         (Codex(), _codex(0, ""), None, ""),
         (Codex(), _codex(1, f"unexpected status 403 Forbidden: {SPENT}, url: x"), FailureKind.BUDGET, SPENT),
         (Codex(), _codex(1, "Codex ran out of room in the model's context window."), FailureKind.CONTEXT_OVERFLOW, ""),
+        (
+            Codex(),
+            _codex(1, "Incomplete response returned, reason: max_output_tokens"),
+            FailureKind.BUDGET,
+            "exit code 1: Incomplete",
+        ),
         (Codex(), _codex(1, "stream disconnected before completion"), FailureKind.AGENT_ERROR, "exit code 1: stream"),
         (Codex(), ExecResult(1, b'{"type":"error", torn', b"no home\n"), FailureKind.AGENT_ERROR, "no home"),
         (

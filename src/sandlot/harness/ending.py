@@ -14,7 +14,8 @@ from sandlot.sandbox import ExecResult
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _OVERFLOW = ("prompt is too long", "maximum context length", "context_length_exceeded", "model's context window")
 # The gateway's words for a spent or sealed session; the CLIs' own for an answer cut at its token limit.
-_BUDGET = ("budget of this session", "session is sealed", "output token limit", "output token maximum")
+_CUT = ("output token limit", "output token maximum", "reason: max_output_tokens")
+_BUDGET = ("budget of this session", "session is sealed", *_CUT)
 
 
 def classify(result: ExecResult, words: str) -> tuple[FailureKind | None, str]:
