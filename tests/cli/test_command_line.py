@@ -23,7 +23,7 @@ from sandlot.rollout.outcome import EpisodeResult
 from sandlot.rollout.progress import summary_table
 from sandlot.tasks import load_tasks
 from sandlot.terminal import literal, visible
-from sandlot.trajectory.records import SessionRecord
+from sandlot.trajectory.records import EventRecord, SessionRecord
 from sandlot.trajectory.rundir import RunDir
 
 
@@ -173,6 +173,16 @@ def test_view_lists_the_episodes_that_are_under_way(tmp_path: Path) -> None:
         run.begin(SessionRecord(episode_id="cut--pi--0", group_id="cut")).close()
         shown = CliRunner().invoke(app, ["view", str(tmp_path / "run")])
     assert "unfinished  cut--pi--0" in shown.stdout
+
+
+def test_view_tells_what_happened_beside_the_turns(tmp_path: Path) -> None:
+    with RunDir.create_or_continue(tmp_path / "run", {"tasks": "bundled"}) as run:
+        journal = run.begin(SessionRecord(episode_id="cut--pi--0", group_id="cut"))
+        journal.append(EventRecord(kind="context_overflow", facts={"prompt_tokens": 9000, "limit": 8192}))
+        journal.append(EventRecord(kind="late"))
+        journal.close()
+        shown = CliRunner().invoke(app, ["view", str(tmp_path / "run"), "cut--pi--0"])
+    assert "event context_overflow: prompt tokens 9000, limit 8192\nevent late\n" in shown.stdout
 
 
 def test_a_run_in_which_nothing_began_takes_another_configuration(tmp_path: Path) -> None:

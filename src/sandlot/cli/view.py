@@ -18,6 +18,7 @@ from sandlot.rollout.outcome import EpisodeResult
 from sandlot.rollout.progress import STYLES, summary_table
 from sandlot.terminal import literal
 from sandlot.trajectory.journal import JournalContent, read_journal
+from sandlot.trajectory.records import EventRecord, ForkRecord
 from sandlot.trajectory.rundir import EpisodeState, RunDir
 from sandlot.trajectory.tree import SessionTree
 
@@ -70,9 +71,16 @@ def command(
         return
     answer.print(_token_tree(episode, content))
     for event in content.events:
-        answer.print(f"[dim]event[/] {literal(str(event))}", highlight=False, soft_wrap=True)
+        answer.print(f"[dim]event[/] {literal(_event(event))}", highlight=False, soft_wrap=True)
     if row is not None:
         _show_result(opened, episode, row)
+
+
+def _event(event: EventRecord | ForkRecord) -> str:
+    """What happened beside the turns, in a line."""
+    facts = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in event.facts.items())
+    what = event.kind if isinstance(event, EventRecord) else event.reason
+    return f"{what}: {facts}" if facts else what
 
 
 def _format(opened: RunDir) -> ChatFormat:
