@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sandlot.chat.format import TemplateFormat
+from sandlot.chat.format import TemplateFormat, load_chat_format
 from sandlot.chat.markup import Markup
 from sandlot.chat.messages import Reply, Tool
 from sandlot.chat.parse import parse_reply
+from support.chat_templates import SHAPES, write_chat_dir
 
 
 def tool(name: str, **properties: object) -> Tool:
@@ -250,6 +253,33 @@ class TestThoughts:
         prompt = chat.render([Message("user", "say </think> and <think>")], TOOLS)
         reply = chat.parse(sampled(chat, "hm\n</think>\n\nYes."), prompt, TOOLS, truncated=False)
         assert reply == Reply("Yes.", "hm")
+
+    def test_closed_although_nobody_opened_it(self, formats: Mapping[str, TemplateFormat]) -> None:
+        """So hybrid models say that they have no thought; where it is spelled it is text."""
+        chat = formats["stripping"]
+        assert chat.parse(sampled(chat, "</think>\n\nYes."), (), TOOLS, truncated=False) == Reply("Yes.")
+        spelled = [*chat.encode("</think>\n\nYes."), chat.stop_token_ids[0]]
+        assert chat.parse(spelled, (), TOOLS, truncated=False) == Reply("</think>\n\nYes.")
+        assert parse("</think> closes it.") == Reply("</think> closes it.")
+
+
+@pytest.mark.parametrize("family", ["xml", "minimax"])
+def test_close_tags_that_are_tokens(tmp_path: Path, family: str) -> None:
+    """Some vocabularies have one for the end of a function or of a parameter."""
+    text, tokens = {
+        "xml": (xml_call("Bash", command="ls -l"), ("</function>", "</parameter>")),
+        "minimax": (
+            '<minimax:tool_call>\n<invoke name="Bash">\n<parameter name="command">ls -l</parameter>\n</invoke>\n'
+            "</minimax:tool_call>",
+            ("</invoke>", "</parameter>", "<minimax:tool_call>"),
+        ),
+    }[family]
+    shape = replace(SHAPES["embedded"], tokens=(*SHAPES["embedded"].tokens, *tokens))
+    chat = load_chat_format(write_chat_dir(tmp_path / "m", shape), parser="minimax" if family == "minimax" else None)
+    assert isinstance(chat, TemplateFormat)
+    reply = chat.parse(sampled(chat, text), (), TOOLS, truncated=False)
+    assert [(c.name, c.arguments, c.status) for c in reply.calls] == [("Bash", {"command": "ls -l"}, "ok")]
+    assert reply.text == ""
 
 
 class TestCallsThatWereCut:

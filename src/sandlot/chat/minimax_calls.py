@@ -22,12 +22,12 @@ class InvokeForm(Sections):
         self, reading: Reading, section_open: str, section_close: str, prefix: str = "", *, alone: bool = False
     ) -> None:
         self._reading = reading
-        opening, closing = f"<{prefix}invoke name=", f"</{prefix}invoke>"
+        opening, closing = f"<{prefix}invoke name=", reading.mark(f"</{prefix}invoke>")
         self._markup = replace(reading.markup, call_open=opening, call_close=closing)
-        mark = re.escape(prefix)
+        mark, end = re.escape(prefix), re.escape(reading.mark(f"</{prefix}parameter>"))
         self._tag = re.compile(
             rf"<{mark}(invoke|parameter) name=[\"']?([^<>\n]*?)[\"']?(?: string=\"(true|false)\")?>"
-            rf"|</{mark}(invoke|parameter)>"
+            rf"|({re.escape(closing)}|{end})"
         )
         self._tagged = ("", Tags())
         super().__init__(section_open, section_close, opening, self._read_body, alone=alone)
@@ -48,7 +48,7 @@ class InvokeForm(Sections):
         return tags
 
     def _tag_of(self, m: re.Match[str], placed: bool) -> Tag:
-        kind = "function" if "invoke" in (m[1], m[4]) else "parameter"
+        kind = "function" if m[1] == "invoke" or m[4] == self._markup.call_close else "parameter"
         return Tag(kind, bool(m[1]), m[2] or "", m.start(), m.end(), placed, m[3] or "")
 
 

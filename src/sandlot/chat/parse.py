@@ -35,7 +35,7 @@ def parse_reply(
     """
     reading = Reading(markup, {t.name: t for t in tools}, reveal, truncated)
     form = form_of(reading)
-    thought, rest, ambiguous = _split_thought(text, thought_open, markup, form)
+    thought, rest, ambiguous = _split_thought(text, thought_open, markup, form, reveal)
     visible, calls, unsure = _read_calls(rest, reading, form)
     if thought and not visible.strip():
         visible = ""
@@ -43,7 +43,9 @@ def parse_reply(
     return Reply(visible, reveal(thought), calls, truncated or unclosed, ambiguous or unsure)
 
 
-def _split_thought(text: str, is_open: bool, markup: Markup, form: Form) -> tuple[str, str, bool]:
+def _split_thought(
+    text: str, is_open: bool, markup: Markup, form: Form, reveal: Callable[[str], str]
+) -> tuple[str, str, bool]:
     """(thought, what follows it, whether another split could be meant).
 
     A thought ends at its close marker. Without one it ends at the first call, and where there is none either it
@@ -53,7 +55,9 @@ def _split_thought(text: str, is_open: bool, markup: Markup, form: Form) -> tupl
     if text.startswith(markup.think_open, start):
         text = text[start + len(markup.think_open) :]
     elif not is_open:
-        return "", text, False
+        # Some models close a thought that nobody opened, and so say that they have none.
+        says_none = text.startswith(markup.think_close, start) and reveal(markup.think_close) != markup.think_close
+        return "", text[start + len(markup.think_close) :].lstrip("\n") if says_none else text, False
     close, call = text.find(markup.think_close), form.next_call(text, 0)
     if close < 0:
         end = len(text) if call < 0 else call

@@ -151,12 +151,13 @@ def _broken(text: str, body: int, name: str, markup: Markup, reveal: Callable[[s
 def find_tags(text: str, markup: Markup) -> Tags:
     """All tags of the XML form in `text`, and the markers of calls, in order."""
     opening, closing = re.escape(markup.call_open), re.escape(markup.call_close)
-    pattern = re.compile(rf"<(?:(function|parameter)=([^<>\n]+)|/(function|parameter))>|({opening})|({closing})")
+    function, parameter = (re.escape(markup.alias(f"</{kind}>")) for kind in ("function", "parameter"))
+    pattern = re.compile(rf"<(function|parameter)=([^<>\n]+)>|({function})|({parameter})|({opening})|({closing})")
     tags = Tags()
     for m in pattern.finditer(text):
-        kind = m[1] or m[3] or "call"
+        kind = m[1] or ("function" if m[3] else "parameter" if m[4] else "call")
         placed = m.start() > 0 and text[m.start() - 1] == "\n"
-        tags.append(Tag(kind, bool(m[1] or m[4]), (m[2] or "").strip(), m.start(), m.end(), placed))
+        tags.append(Tag(kind, bool(m[1] or m[5]), (m[2] or "").strip(), m.start(), m.end(), placed))
     return tags
 
 
