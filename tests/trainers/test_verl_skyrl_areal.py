@@ -1,6 +1,7 @@
 """verl, SkyRL and AReaL: their forms, and each rule that they break on or silently train wrongly by."""
 
 import copy
+import itertools
 import logging
 from typing import Any
 
@@ -83,14 +84,15 @@ def test_verl_rewards_on_every_output_are_refused() -> None:
 def test_verl_caps_come_from_the_command_line() -> None:
     with pytest.raises(TrainerDataError, match="over 6"):
         list(verl.rows(Export.of(episodes(), options={"response_length": "6"})))
-    with pytest.raises(TrainerDataError, match="whole number above 0"):
-        list(verl.rows(Export.of(episodes(), options={"response_length": "-1"})))
+    for text in ("-1", "²"):
+        with pytest.raises(TrainerDataError, match="whole number above 0"):
+            list(verl.rows(Export.of(episodes(), options={"response_length": text})))
 
 
 def test_versions_that_are_no_numbers_are_refused_where_a_trainer_counts() -> None:
-    for rows in (verl.rows, areal.EXPORTER.rows):
+    for rows, version in itertools.product((verl.rows, areal.EXPORTER.rows), ("abc", "²")):
         with pytest.raises(TrainerDataError, match="whole numbers"):
-            list(rows(Export.of([make_row(version="abc")])))
+            list(rows(Export.of([make_row(version=version)])))
 
 
 @pytest.mark.slow

@@ -364,6 +364,21 @@ def test_episodes_that_begin_again_were_never_there(tmp_path: Path) -> None:
     assert (tmp_path / "episodes" / "b.1.aborted.jsonl.gz").exists()
 
 
+def test_killed_while_episodes_begin_again_the_run_is_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with RunDir.create_or_continue(tmp_path, CONFIG) as run:
+        play(run, "a", session(0).turns, SealedRecord(failure="infra_error"))
+        run.complete("a")
+        monkeypatch.setattr(RunDir, "_set_aside", lambda self, episode_id: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run.begin_again(["a"])
+        monkeypatch.undo()
+    with RunDir.create_or_continue(tmp_path, CONFIG) as run:
+        assert run.state("a") is EpisodeState.SEALED
+        assert [row["failure"] for row in run.recover()] == ["infra_error"]
+        run.begin_again(["a"])
+        assert run.state("a") is EpisodeState.ABSENT
+
+
 def test_file_names_are_safe_and_one_per_episode() -> None:
     odd = ["a/b", "a_b", "../x", "..", ".hidden", "", "a" * 300, "é", "a b", "a.1.aborted", "a.1.ABORTED", "con\0"]
     names = [safe_name(i) for i in odd]

@@ -120,7 +120,7 @@ def staleness(sample: Sample, version: int | None) -> npt.NDArray[np.int64]:
     ages = np.zeros(len(sample.tokens), dtype=np.int64)
     for place, text in enumerate(sample.weight_versions):
         if text:
-            if not text.lstrip("-").isdigit():
+            if not text.removeprefix("-").isdecimal():
                 raise ValueError(f"weight version {text!r} is no whole number, so its age is unknown")
             ages[place] = version - int(text)
     if (ages < 0).any():

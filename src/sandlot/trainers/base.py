@@ -70,7 +70,7 @@ class Export:
         text = self.options.get(name)
         if text is None:
             return None
-        if not text.isdigit() or int(text) == 0:
+        if not text.isdecimal() or int(text) == 0:
             raise TrainerDataError(f"option {name} is {text!r}; it must be a whole number above 0")
         return int(text)
 
@@ -211,7 +211,7 @@ def whole_versions(s: Sample, fill: int) -> list[int]:
     """Versions as whole numbers per token, `fill` where nothing was sampled; refuses versions that are none."""
     found: list[int] = []
     for text in s.weight_versions:
-        if text and not text.isdigit():
+        if text and not text.isdecimal():
             raise TrainerDataError(
                 f"row {s.index} of episode {s.episode_id!r} was sampled by weight version {text!r}, and this trainer "
                 "counts versions in whole numbers; name them so when weights are pushed"

@@ -237,9 +237,9 @@ class RunDir:
     def begin_again(self, episode_ids: Collection[str]) -> None:
         """Take finished episodes for ones that never ran; their journals are set aside. Nothing may run meanwhile."""
         self._writable()
+        self._results.drop(episode_ids)  # first: a result without its journal would be taken for damage
         for episode_id in episode_ids:
             self._set_aside(episode_id)
-        self._results.drop(episode_ids)
 
     def _set_aside(self, episode_id: str) -> None:
         path = self.journal_path(episode_id)
