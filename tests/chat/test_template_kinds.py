@@ -113,12 +113,13 @@ def test_what_is_shown_of_calls_is_found_out(tmp_path: Path) -> None:
     chats = {name: load(tmp_path / name, shape) for name, shape in KINDS.items()}
     assert all(chat.traits.calls for chat in chats.values())
     assert [name for name, chat in chats.items() if chat.traits.arguments_as_text] == ["text arguments"]
-    assert [name for name, chat in chats.items() if not chat.traits.calls_together] == ["headers"]
+    assert [name for name, chat in chats.items() if not chat.traits.calls_together] == ["first call", "headers"]
     assert [name for name, chat in chats.items() if chat.declines_at] == ["moving tools"]
 
 
-def test_calls_that_may_not_stand_together_are_all_shown(tmp_path: Path) -> None:
-    chat = load(tmp_path / "m", KINDS["headers"])
+@pytest.mark.parametrize("name", ["headers", "first call"])
+def test_calls_that_may_not_stand_together_are_all_shown(tmp_path: Path, name: str) -> None:
+    chat = load(tmp_path / "m", KINDS[name])
     calls = tuple(ToolCall("read", {"path": path}, path) for path in ("a.py", "b.py", "c.py"))
     results = [Message("tool", f"in {c.id}", tool_call_id=c.id) for c in calls]
     text = chat.decode(chat.render([Message("user", "Look."), Message("assistant", "", "", calls), *results], TOOLS))

@@ -147,6 +147,8 @@ KINDS: dict[str, Shape] = {
         .replace("assistant\\n'", "assistant\\n' + ('<think>' if ns.on else '<think></think>')"),
         CHATML, "", "<|im_end|>",
     ),
+    # Of several calls the first is shown, and nothing said of the others.
+    "first call": Shape(SIMPLE.replace("m.tool_calls or []", "(m.tool_calls or [])[:1]"), CHATML, "", "<|im_end|>"),
     # A result bears the number of its call within the turn.
     "numbered results": Shape(
         "{%- set ns = namespace(calls=[]) %}" + SIMPLE.replace("+ m.content }}", "}}"

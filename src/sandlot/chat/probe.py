@@ -85,7 +85,8 @@ def find_traits(name: str, render: Render, *, native_ids: bool = False) -> Trait
     system_first = shows([_system("First rule."), *plain])
     head = [_system("First rule.")] if system_first else []
     tool_role = shows(told, TOOLS, wanted=["First result."])
-    both = [plain[0], _answer("", _READ, _LIST), result, _result("Second result.", _LIST, 1)]
+    calls_of_both = (*_answer("", _READ).tool_calls, ToolCall(_LIST, {"path": "1.py"}, "probe-0-1"))
+    both = [plain[0], Message("assistant", tool_calls=calls_of_both), result, _result("Second result.", _LIST, 1)]
     both[1] = with_arguments_as_text(both[1]) if as_text else both[1]
     traits = Traits(
         system_first=system_first,
@@ -94,7 +95,8 @@ def find_traits(name: str, render: Render, *, native_ids: bool = False) -> Trait
         tool_role=tool_role,
         user_after_tool=shows([*told, _user("Third question.")], TOOLS, wanted=["First result.", "Third question."]),
         calls=calls,
-        calls_together=not (calls and tool_role) or shows(both, TOOLS, wanted=["First result.", "Second result."]),
+        calls_together=not (calls and tool_role)
+        or shows(both, TOOLS, wanted=["1.py", "First result.", "Second result."]),
         arguments_as_text=as_text,
         tools=tools,
         native_ids=native_ids,
