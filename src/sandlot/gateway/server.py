@@ -144,14 +144,14 @@ class _Handler:
         # A session waits for itself, so that one alone cannot take the room of all others.
         async with session.bodies.arriving.wait(max(size, _LEAST)):
             with self._gateway.reading.now(size, "bytes of requests"):
-                yield await self._parse(wire, session, request, await self._read(request, packing, cap))
+                yield await self._parse(wire, session, request, await self._read(session, request, packing, cap))
 
-    async def _read(self, request: web.Request, packing: str, cap: int) -> bytes:
+    async def _read(self, session: Session, request: web.Request, packing: str, cap: int) -> bytes:
         try:
             async with asyncio.timeout(_BODY_S):
                 raw = await request.read()
             if packing != "identity":
-                raw = await self._gateway.in_thread(unpacked, raw, packing, cap + 1, size=len(raw))
+                raw = await session.share.read(unpacked, raw, packing, cap + 1, size=len(raw))
         except web.HTTPRequestEntityTooLarge as error:
             raise _too_large(cap) from error
         except (PayloadEncodingError, web.RequestPayloadError) as error:
@@ -176,9 +176,9 @@ class _Handler:
             return replace(wire.parse(body, headers, request.path_qs, session.recall), size=len(raw))
 
         async with session.bodies.lock:
-            if session.bodies.quick(raw, wire.name):
-                return read()
-            asked: ChatRequest = await self._gateway.in_thread(lambda: _digested(read()), size=len(raw))
+            if session.share.quick and session.bodies.quick(raw, wire.name):
+                return await session.share.here(read)
+            asked: ChatRequest = await session.share.read(lambda: _digested(read()), size=len(raw))
             return asked
 
     async def _stream(

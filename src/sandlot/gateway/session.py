@@ -30,6 +30,7 @@ from sandlot.gateway.deliveries import Deliveries
 from sandlot.gateway.ledger import Ledger
 from sandlot.gateway.limits import SessionLimits
 from sandlot.gateway.prompts import Prompts
+from sandlot.gateway.share import Share
 from sandlot.gateway.spending import Spending
 from sandlot.gateway.wire.base import ChatRequest, Head, Stored, WireError
 from sandlot.gateway.wire.values import check_messages
@@ -83,8 +84,9 @@ class Session:
         self._ledger = Ledger(recorder, in_writer or in_thread)
         self.delivered_turns = Deliveries(self._ledger.delivered)
         self.bodies = Bodies()
+        self.share = Share(in_thread)
         self._continuity = Continuity()
-        self._prompts = Prompts(policy.format, self.tree, in_thread)
+        self._prompts = Prompts(policy.format, self.tree, self.share.run)
         self._gate = gate
         self._admit = admit
         self._in_thread = in_thread
