@@ -22,14 +22,14 @@ def grpo(rewards: Rewards) -> Rewards:
     centred = grpo_nostd(rewards)
     if len(rewards) < 2:
         return centred
-    return np.asarray(centred / (centred.std(ddof=1) + EPSILON))
+    return np.asarray(centred / (_deviation(centred) + EPSILON))
 
 
 def grpo_nostd(rewards: Rewards) -> Rewards:
     """r - mean: GRPO without the division, which Dr. GRPO drops because it favours easy and hard groups."""
     if len(rewards) == 0 or np.all(rewards == rewards[0]):
         return np.zeros_like(rewards)  # exactly: a mean of equal numbers need not be that number
-    return np.asarray(rewards - rewards.mean())
+    return np.asarray(rewards - _mean(rewards))
 
 
 def rloo(rewards: Rewards) -> Rewards:
@@ -93,6 +93,16 @@ def _whitened(groups: Mapping[str, Rewards], *, centre: bool) -> dict[str, list[
     joined = np.concatenate([*groups.values(), np.zeros(0)])
     if len(joined) < 2 or np.all(joined == joined[0]):
         return {name: [0.0] * len(rewards) for name, rewards in groups.items()}
-    shift = joined.mean() if centre else 0.0
-    scale = joined.std(ddof=1) + EPSILON
+    shift = _mean(joined) if centre else 0.0
+    scale = _deviation(joined) + EPSILON
     return {name: ((rewards - shift) / scale).tolist() for name, rewards in groups.items()}
+
+
+def _mean(values: Rewards) -> float:
+    """The same to the last bit in whatever order the values come."""
+    return float(np.sort(values).mean())
+
+
+def _deviation(values: Rewards) -> float:
+    """The sample standard deviation, as independent of the order."""
+    return float(np.sort(values).std(ddof=1))
