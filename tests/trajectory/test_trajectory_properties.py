@@ -56,6 +56,19 @@ def test_samples_are_the_obvious_ones_and_pass_the_audit(session: SessionBuilder
     assert report.cut == len(kept) - len(fitting)
 
 
+@given(sessions(min_turns=1))
+def test_rows_that_are_left_out_take_no_turn_with_them_that_others_could_train(session: SessionBuilder) -> None:
+    """Rows that were abandoned, of other branches, and then those that were cut: what remains trains its whole path."""
+    rows = linearize(session.turns, episode_id="e", group_id="g")
+    tree = SessionTree(session.turns)
+    for branch, cut_too in itertools.product({t.branch for t in session.turns}, (False, True)):
+        left = [r for r in rows if "abandoned" not in r.metadata and r.branch == branch]
+        left = [r for r in left if not cut_too or r.status == "completed"]
+        trained = {span.turn_id for r in left for span in r.spans}
+        for row in left:
+            assert {t for t in tree.path(row.spans[-1].turn_id) if tree[t].branch == branch} <= trained
+
+
 @given(sessions())
 def test_every_sampled_token_of_kept_turns_is_trained_once_with_its_own_logprob(session: SessionBuilder) -> None:
     samples = linearize(session.turns, episode_id="e", group_id="g")
