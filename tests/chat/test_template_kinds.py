@@ -92,6 +92,14 @@ def test_thoughts_are_found_under_any_name(tmp_path: Path, field: str) -> None:
     assert list(ids).count(chat.tokenizer.control_ids["<|im_end|>"]) == 3
 
 
+def test_an_answer_that_says_nothing_is_left_out_where_it_is_refused(tmp_path: Path) -> None:
+    chats = {name: load(tmp_path / name, KINDS[name]) for name in ("no empty answers", "gathered")}
+    asked = [Message("user", "One."), Message("assistant", "", "A thought."), Message("user", "Two.")]
+    shown = {name: chat.decode(chat.render(asked, ())) for name, chat in chats.items()}
+    assert shown["no empty answers"] == "<|im_start|>user\nOne.\n\nTwo.<|im_end|>\n<|im_start|>assistant\n"
+    assert "<|im_start|>assistant\n<|im_end|>" in shown["gathered"]
+
+
 def test_only_tokens_that_close_a_turn_stop_it(tmp_path: Path) -> None:
     for name in ("always prompted", "held back", "gathered", "late close"):
         chat = load(tmp_path / name, KINDS[name])

@@ -149,6 +149,14 @@ KINDS: dict[str, Shape] = {
     ),
     # Of several calls the first is shown, and nothing said of the others.
     "first call": Shape(SIMPLE.replace("m.tool_calls or []", "(m.tool_calls or [])[:1]"), CHATML, "", "<|im_end|>"),
+    # An answer that says nothing is refused, as are users in a row.
+    "no empty answers": Shape(
+        "{%- for m in messages if m.role != 'system' %}"
+        "{%- set twice = loop.previtem and loop.previtem.role == m.role %}"
+        "{%- if (m.role == 'user' and twice) or (m.role == 'assistant' and not (m.content or m.tool_calls)) %}"
+        "{{- raise_exception('nothing said') }}{% endif %}{%- endfor %}" + SIMPLE,
+        CHATML, "", "<|im_end|>",
+    ),
     # A result bears the number of its call within the turn.
     "numbered results": Shape(
         "{%- set ns = namespace(calls=[]) %}" + SIMPLE.replace("+ m.content }}", "}}"

@@ -92,6 +92,7 @@ def find_traits(name: str, render: Render, *, native_ids: bool = False) -> Trait
         system_first=system_first,
         system_later=shows([*head, *plain[:2], _system("Later rule."), plain[2]]),
         user_after_user=shows([*head, *plain, _user("Third question.")]),
+        empty_answer=shows([*head, plain[0], _answer(""), plain[2]]),
         tool_role=tool_role,
         user_after_tool=shows([*told, _user("Third question.")], TOOLS, wanted=["First result.", "Third question."]),
         calls=calls,

@@ -25,6 +25,8 @@ class Traits:
     system_later: bool = True
     user_after_user: bool = True
     user_after_tool: bool = True
+    empty_answer: bool = True
+    """Whether an assistant message may say nothing and call nothing."""
     tool_role: bool = True
     calls: bool = True
     calls_together: bool = True
@@ -54,7 +56,7 @@ def with_arguments_as_text(message: Message) -> Message:
 
 
 def conform(messages: Sequence[Message], traits: Traits, *, head: bool = True) -> list[Message]:
-    """The conversation in roles that the template takes. Nothing is dropped.
+    """The conversation in roles that the template takes. Nothing is dropped that says anything.
 
     A system message it does not take, or a tool result, becomes a user message; calls become text; neighbours that
     may not stand next to each other are joined by a blank line. Assistant messages part the list, so a tail is
@@ -74,6 +76,8 @@ def conform(messages: Sequence[Message], traits: Traits, *, head: bool = True) -
             opening, closing = CALL_PAIRS[0]
             calls = [f"{opening}\n{_as_json(call)}\n{closing}" for call in message.tool_calls]
             message = replace(message, text="\n".join([message.text, *calls] if message.text else calls), tool_calls=())
+        elif message.role == "assistant" and not (traits.empty_answer or message.text or message.tool_calls):
+            continue
         if message.tool_calls and traits.arguments_as_text:
             message = with_arguments_as_text(message)
         if len(message.tool_calls) > 1 and not traits.calls_together:
