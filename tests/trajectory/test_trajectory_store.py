@@ -1,6 +1,7 @@
 """Samples on disk: parquet and JSON lines, whole or not at all."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sandlot.errors import SandlotError
+from sandlot.errors import ConfigError, SandlotError
 from sandlot.trajectory import store
 from sandlot.trajectory.sample import Sample, Span
 from sandlot.trajectory.samples import linearize
@@ -88,6 +89,24 @@ def test_bytes_appear_whole(tmp_path: Path) -> None:
         write_bytes(tmp_path / "a.patch", data)
         assert (tmp_path / "a.patch").read_bytes() == data
     assert [p.name for p in tmp_path.iterdir()] == ["a.patch"]
+
+
+def test_what_is_no_file_stays_and_a_link_leads_to_the_new_one(tmp_path: Path) -> None:
+    """`--out /dev/stdout`, say: the name would be taken from the machine."""
+    target, link, pipe = tmp_path / "a.parquet", tmp_path / "link", tmp_path / "pipe"
+    link.symlink_to("a.parquet")
+    os.mkfifo(pipe)
+    (tmp_path / "stdout").symlink_to("pipe")
+    for _ in range(2):  # a link to what is not there yet, and to what is
+        write_bytes(link, b"x")
+        assert (link.is_symlink(), target.read_bytes()) == (True, b"x")
+    for name in ("pipe", "stdout"):
+        with pytest.raises(ConfigError, match=f"{name} is no file"):
+            write_samples(tmp_path / name, samples())
+    with pytest.raises(ConfigError, match="is no file"):
+        write_bytes(tmp_path, b"")
+    assert pipe.is_fifo()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.parquet", "link", "pipe", "stdout"]
 
 
 def test_other_files_are_refused_by_name(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sandlot.errors import SandlotError
+from sandlot.errors import ConfigError, SandlotError
 from sandlot.trajectory.journal import sync_directory
 from sandlot.trajectory.sample import Sample, Span
 
@@ -125,8 +125,13 @@ def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
 
 
 def write_atomically(path: str | os.PathLike[str], write: Callable[[IO[bytes]], None]) -> None:
-    """Let `write` fill a file that appears at `path` only when it is complete and on disk."""
-    path = Path(path)
+    """Let `write` fill a file that appears at `path` only when it is complete and on disk.
+
+    Through a symbolic link its target is replaced. `ConfigError` where there is something else than a file.
+    """
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise ConfigError(f"{os.fspath(path)} is no file, so it cannot be replaced by one; give the name of a file")
+    path = Path(os.path.realpath(path))
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     try:
         with temporary.open("wb") as file:
