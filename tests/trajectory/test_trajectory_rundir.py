@@ -146,6 +146,20 @@ def test_an_attempt_that_was_cut_off_is_set_aside_and_numbered(tmp_path: Path) -
         assert run.episode_ids() == ["a"]
 
 
+def test_only_what_the_dead_left_half_written_is_removed(tmp_path: Path) -> None:
+    """An export into the run's directory goes on while the run is continued."""
+    RunDir.create_or_continue(tmp_path, CONFIG).close()
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as other:
+        for pid in (other.pid, os.getpid(), dead.pid):
+            (tmp_path / f".export.jsonl.{pid}-1.tmp").touch()
+            (tmp_path / "samples" / f".a.parquet.{pid}-1.tmp").touch()
+        RunDir.create_or_continue(tmp_path, CONFIG).close()
+        left = {p.name for p in tmp_path.rglob("*.tmp")}
+        assert left == {f".export.jsonl.{other.pid}-1.tmp", f".a.parquet.{other.pid}-1.tmp"}
+
+
 def test_an_attempt_set_aside_alone_is_no_episode(tmp_path: Path) -> None:
     """Killed between setting the old journal aside and making the new one."""
     with RunDir.create_or_continue(tmp_path, CONFIG) as run:

@@ -38,7 +38,7 @@ from sandlot.trajectory.result import complete_episode, episode_samples, row_vio
 from sandlot.trajectory.results import Results
 from sandlot.trajectory.runfile import first_difference, plain, read_run_file
 from sandlot.trajectory.sample import Sample
-from sandlot.trajectory.store import read_samples, write_atomically, write_samples
+from sandlot.trajectory.store import read_samples, remove_unfinished, write_atomically, write_samples
 
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}")
 _ABORTED = re.compile(r".*\.\d+\.aborted", re.IGNORECASE)
@@ -126,8 +126,8 @@ class RunDir:
             folders = [path / name for name in _FOLDERS]
             for folder in folders:
                 folder.mkdir(exist_ok=True)
-            for stray in (s for folder in (path, *folders) for s in folder.glob(".*.tmp")):
-                stray.unlink()
+            for folder in (path, *folders):
+                remove_unfinished(folder)
             return cls(path, config, facts, lock)
         except BaseException:
             os.close(lock)

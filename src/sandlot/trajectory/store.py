@@ -148,6 +148,14 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[IO[bytes]], 
     sync_directory(path.parent)
 
 
+def remove_unfinished(folder: Path) -> None:
+    """Remove what killed processes left of files that they were writing; those of others at work stay."""
+    for file in folder.glob(".*.tmp"):
+        writer = file.name.split(".")[-2].partition("-")[0]
+        if writer == str(os.getpid()) or not Path("/proc", writer).exists():
+            file.unlink(missing_ok=True)
+
+
 def _batches(samples: Iterable[Sample]) -> Iterator[list[Sample]]:
     """Samples in row groups of bounded size, so that memory and 32-bit list offsets hold."""
     batch: list[Sample] = []
