@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from sandlot.errors import FailureKind
 from sandlot.harness import Endpoint, Harness
 from sandlot.harness.claude_code import ClaudeCode
 from sandlot.harness.codex import Codex
@@ -52,6 +53,16 @@ def by_name(rig: list[Rig], plans: dict[str, list[str]]) -> Say:
         return plans[name][min(said[name], len(plans[name])) - 1]
 
     return say
+
+
+def long_result(harness: Harness, work: Path, numbers: int) -> str:
+    """A call whose result is so many numbers. On a busy machine Qwen Code's shell loses what a command says."""
+    if harness.name != "qwen-code":
+        return shell_call(harness, f"seq 1 {numbers}")
+    lines = [" ".join(map(str, range(first, first + 8))) for first in range(1, numbers + 1, 8)]
+    file = work / f"{numbers}.txt"
+    file.write_text("\n".join(lines))
+    return call_text("read_file", {"file_path": str(file)})
 
 
 async def proven(rig: Rig, samples: int) -> None:
@@ -131,7 +142,8 @@ async def test_a_long_history_is_summarised_only_where_that_is_wanted(
     """Summarised, it is three branches: the history so far, the request for a summary, and what follows from it. Qwen
     Code's request goes on in the first where it takes the server to keep what it has read. Gemini CLI makes notes of
     old outputs instead. By itself Codex would do so here, at 245,000 tokens, and Gemini CLI at 80,000 of outputs."""
-    said = [shell_call(harness, f"seq 1 {lines}") for lines in outputs]
+    (work := tmp_path / "work").mkdir()
+    said = [long_result(harness, work, numbers) for numbers in outputs]
     rig = await make_rig(in_turn([*said, SUMMARY]), max_context=500_000)
     await run(rig, harness, tmp_path, window=window)
     assert len(rig.session.turns) == turns
@@ -148,6 +160,20 @@ async def test_a_refused_history_is_summarised(make_rig: MakeRig, tmp_path: Path
     first, second, summary, last = rig.session.turns
     assert [first.parent, second.parent, summary.parent, last.parent] == [None, first.id, first.id, None]
     await proven(rig, 3)
+
+
+@pytest.mark.parametrize("wire", ["chat", "anthropic", "google"])
+async def test_a_refused_history_is_not_summarised_where_that_is_not_wanted(
+    make_rig: MakeRig, tmp_path: Path, wire: str
+) -> None:
+    """Qwen Code does so on its own when it is told that a history is too long."""
+    harness = QwenCode(wire)
+    rig = await make_rig(in_turn([shell_call(harness, "seq 1 3000")]), max_context=60_000)
+    endpoint = Endpoint(rig.url, rig.opened.api_key, "policy", 60_000, 2_000)
+    result = await run_on_host(harness, endpoint, "Do it.", tmp_path)
+    assert harness.failure(result)[0] == FailureKind.CONTEXT_OVERFLOW, result.text()
+    assert [kind for kind, _ in rig.kept.events] == ["context_overflow"]
+    await proven(rig, 1)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,8 @@ _AUTH = {
     "responses": ("openai-responses", "OPENAI", "/v1"),
     "google": ("gemini", "GEMINI", ""),
 }
+_NOWHERE = "http://127.0.0.1:9"
+"""Where nobody answers."""
 _UNUSED = ("web-shell", "examples", "export-transcript-document.js", "export-transcript-document.css")
 
 
@@ -63,11 +65,16 @@ class QwenCode:
             "samplingParams": {"max_tokens": endpoint.max_output_tokens},
         }
         keep = {"toolResultsThresholdMinutes": -1, "toolResultsTotalCharsThreshold": -1}
+        auth, prefix, _ = _AUTH[self.protocol]
+        # A history that is refused as too long it would summarise whatever its settings say, if a model did it.
+        nobody = {"id": "nobody", "baseUrl": _NOWHERE, "envKey": f"{prefix}_API_KEY"}
+        summaries = {"compactionModel": f"{auth}:nobody", "modelProviders": {auth: [nobody]}}
         return {
+            **({} if self._compaction else summaries),
             "general": {"enableAutoUpdate": False},
             "privacy": {"usageStatisticsEnabled": False},
             "telemetry": {"enabled": False},
-            "security": {"auth": {"selectedType": _AUTH[self.protocol][0]}},
+            "security": {"auth": {"selectedType": auth}},
             "model": {
                 "name": endpoint.model,
                 "generationConfig": generation,
