@@ -57,6 +57,17 @@ async def test_new_input_alone_goes_on_in_one_branch(make_rig: MakeRig, stream: 
     assert sum(sample.loss_mask) == sum(len(ids) for ids in rig.engine.sampled)
 
 
+async def test_what_is_kept_of_a_response_is_what_is_new_in_it(make_rig: MakeRig) -> None:
+    rig = await make_rig()
+    response = None
+    async with client_of(rig) as client:
+        for number in range(5):
+            response = await ask(client, f"ask {number}", response, instructions="Be brief.")
+    kept = list(rig.session._stored.values())
+    assert [[m.text for m in stored.since] for stored in kept] == [[f"ask {n}", f"reply {n}"] for n in range(5)]
+    assert [m.text for m in kept[-1].messages] == [text for n in range(5) for text in (f"ask {n}", f"reply {n}")]
+
+
 async def test_it_is_the_history_sent_whole(make_rig: MakeRig) -> None:
     """The prompt by id is the prompt of the same request with all items in it, and either goes on from the other."""
     said = [CALLS, "Done.", "Done.", "More."]

@@ -285,9 +285,11 @@ class Session:
         self._continuity.record(asked.match, turn.id, taken.message, taken.statuses)
         self._count(turn)
         self._told[asked.identity] = taken.told
-        if (before := asked.request.stored) is not None:
-            request = asked.request
-            kept = Stored((*before, taken.message), request.found, request.tools, request.deferred)
+        request = asked.request
+        if (messages := request.stored) is not None:
+            before = request.earlier
+            since = messages[len(before.messages) :] if before else messages
+            kept = Stored((*since, taken.message), request.found, request.tools, request.deferred, before)
             self._stored[asked.head.id] = kept
         return taken.told
 

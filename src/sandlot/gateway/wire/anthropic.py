@@ -100,6 +100,7 @@ class AnthropicWire:
             found=new_tools(transcript.found, tools),
             deferred=deferred,
             stored=messages if keep else None,
+            earlier=earlier,
         )
 
     def body(self, answer: Answer, request: ChatRequest) -> bytes:

@@ -41,12 +41,24 @@ Deferred = Mapping[str, Tool]
 class Stored:
     """What a request may go on from by the id of an answer: the conversation up to and with it, the tools that searches
     in it found, and what the answered request offered: tools that the prompt lists, and by name those that it does not.
+
+    `since` are its messages after those of `before`, from which the answered request went on.
     """
 
-    messages: tuple[Message, ...]
+    since: tuple[Message, ...]
     found: tuple[Tool, ...]
     tools: tuple[Tool, ...] = ()
     deferred: Deferred = field(default_factory=dict)
+    before: Stored | None = None
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """All of the conversation."""
+        parts, stored = [self.since], self.before
+        while stored is not None:
+            parts.append(stored.since)
+            stored = stored.before
+        return tuple(message for part in reversed(parts) for message in part)
 
 
 Recall = Callable[[str], Stored | None]
@@ -67,7 +79,7 @@ class ChatRequest:
     `found` are tools that the conversation itself tells of (a tool search found them): they can be called, but the
     prompt lists `tools` only; `deferred` are those that it may yet tell of. `framing`: events, or one JSON array that
     is written piece by piece. `stored` is the conversation as a later request may go on from it, None where that is
-    not wanted; `previous` the id of the answer that this one goes on from. `size`: bytes of its body.
+    not wanted; `earlier` what this one goes on from, `previous` the id of that answer. `size`: bytes of its body.
     """
 
     messages: tuple[Message, ...]
@@ -82,6 +94,7 @@ class ChatRequest:
     deferred: Deferred = field(default_factory=dict)
     framing: Literal["events", "array"] = "events"
     stored: tuple[Message, ...] | None = None
+    earlier: Stored | None = None
     previous: str | None = None
     size: int = 0
 

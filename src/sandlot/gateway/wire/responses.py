@@ -49,8 +49,10 @@ class ResponsesWire:
         transcript, items = Transcript(), _input(body)
         if instructions := string(body.get("instructions")):
             transcript.add(Message("system", instructions))
+        earlier = None
         if (previous := body.get("previous_response_id")) is not None:
-            transcript.go_on(_earlier(previous, recall))
+            earlier = _earlier(previous, recall)
+            transcript.go_on(earlier)
             items = list(items)  # what it is paired with is said elsewhere, so nothing is kept of how it was read
         transcript.take(items, "input", steps_of)
         messages = transcript.done()
@@ -64,6 +66,7 @@ class ResponsesWire:
             marked_retry=is_retry(headers),
             found=new_tools(transcript.found, tools),
             stored=None if body.get("store") is False else messages[1:] if instructions else messages,
+            earlier=earlier,
             previous=previous,
         )
 
