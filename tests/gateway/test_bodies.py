@@ -204,6 +204,9 @@ def test_what_is_kept_of_a_session_has_a_bound() -> None:
     assert reader._begun["w"] == []
     fields = ",".join(f'"k{next(rng)}":[{{}}]' for _ in range(1000))
     reader.decode(f'{{"messages": [], {fields}}}'.encode(), "w")
+    large = json.dumps({"messages": [], "tools": [{"name": "t", "description": "x" * bodies._LAST_TOOLS}]}).encode()
+    assert reader.decode(large, "w") == json.loads(large)
+    assert sum(len(raw) for raw, _ in reader._tools.values()) < bodies._LAST_TOOLS
     for items in (reader._items, bodies._shared):
         assert len(items._known) < 20
         assert sum(map(len, items._known.values())) < 70_000

@@ -16,6 +16,8 @@ from sandlot.gateway.wire.transcript import History, Item
 
 _CAP = 32 << 20
 """Bytes of elements that are remembered; beyond that everything is forgotten and the next turn costs more."""
+_LAST_TOOLS = 4 << 20
+"""Bytes of tools that are remembered as they came last."""
 _WHOLE = 64 << 20
 """Bytes of bodies that are remembered whole."""
 _ELEMENT = 500
@@ -167,7 +169,9 @@ class Bodies:
             return self._list(raw, self._items, key)
         last = self._tools.get(key)
         if last is None or last[0] != raw:
-            last = self._tools[key] = (raw, self._list(raw, _shared, key))
+            last = (raw, self._list(raw, _shared, key))
+            if len(raw) <= _LAST_TOOLS:
+                self._tools[key] = last
         return last[1]
 
     def _list(self, raw: bytes, items: _Items, key: tuple[str, str]) -> History:

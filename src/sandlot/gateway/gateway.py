@@ -43,7 +43,7 @@ _http_log.addFilter(lambda record: not (record.exc_info and isinstance(record.ex
 
 _CONNECTIONS = 256
 """How many one sandbox may hold open, or an agent could use up the file descriptors of all."""
-_LARGE = 2_000_000
+_LARGE = 1_000_000
 """Characters of a prompt, or bytes of a request, that are larger than nearly any context."""
 
 RecorderFactory = Callable[[str, Mapping[str, Any]], Recorder]
