@@ -133,6 +133,18 @@ def test_a_changed_byte_is_an_error_or_changes_nothing(tmp_path: Path) -> None:
     assert refused > len(data) // 10
 
 
+def test_weight_versions_of_more_tokens_than_there_are_are_not_spread_out(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    write_samples(path, samples())
+    rows = pq.read_table(path).to_pylist()
+    rows[1]["weight_versions"][0]["length"] = 2**31 - 1
+    pq.write_table(pa.Table.from_pylist(rows, SCHEMA), path)
+    with pytest.raises(
+        SandlotError, match=r"a\.parquet is damaged: row 1 has 5 tokens and weight versions of 2147483649"
+    ):
+        list(read_samples(path))
+
+
 def test_json_lines_hold_the_same(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     write_jsonl(path, samples())

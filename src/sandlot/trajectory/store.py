@@ -203,6 +203,9 @@ def _from_table(table: pa.Table) -> Iterator[Sample]:
     logprobs = _arrays(table, "logprobs", np.float32)
     for row in range(table.num_rows):
         fields = {name: values[row] for name, values in plain.items()}
+        told = sum(run["length"] for run in fields["weight_versions"])
+        if told != len(tokens[row]):  # seen before it is spread out, which could take all memory
+            raise ValueError(f"row {row} has {len(tokens[row])} tokens and weight versions of {told}")
         fields["weight_versions"] = tuple(
             itertools.chain.from_iterable([run["version"]] * run["length"] for run in fields["weight_versions"])
         )
