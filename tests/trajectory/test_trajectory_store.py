@@ -140,7 +140,7 @@ def test_weight_versions_of_more_tokens_than_there_are_are_not_spread_out(tmp_pa
     rows[1]["weight_versions"][0]["length"] = 2**31 - 1
     pq.write_table(pa.Table.from_pylist(rows, SCHEMA), path)
     with pytest.raises(
-        SandlotError, match=r"a\.parquet is damaged: row 1 has 5 tokens and weight versions of 2147483649"
+        SandlotError, match=r"a\.parquet is damaged: row 1 has 5 tokens and weight versions of 2147483648"
     ):
         list(read_samples(path))
 
