@@ -21,6 +21,8 @@ _PIECE = 1 << 18
 
 def marks(text: bytes) -> int:
     """How many values a text may hold: its separators and openings, those within strings and escaped ones too."""
+    if len(text) <= _PIECE:
+        return _marks(text)
     return sum(_marks(text[at : at + _PIECE]) for at in range(0, len(text), _PIECE))
 
 
