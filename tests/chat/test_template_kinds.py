@@ -190,6 +190,13 @@ class TestWhatIsTold:
         assert ("writes for a thought" in told) is not read
         assert "writes for a tool call" not in told
 
+    def test_what_stands_around_a_text_and_is_not_known(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        """The agent would see it in every answer."""
+        said = "{{- ('<|say|>' if m.role == 'assistant' else '') + m.content }}"
+        template = SIMPLE.replace("+ m.content }}", f"}}}}{said}")
+        told = self.warnings(caplog, tmp_path / "m", Shape(template, (*CHATML, "<|say|>"), "", "<|im_end|>"))
+        assert "('<|say|>Probe of an answer.') is more than its text" in told
+
     def test_why_tools_or_calls_are_not_shown(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         shape = replace(KINDS["gathered"], template=SIMPLE.replace("c.function | tojson", "c.function.nothing.name"))
         told = self.warnings(caplog, tmp_path / "m", shape)
