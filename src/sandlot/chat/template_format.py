@@ -12,17 +12,16 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
-from itertools import takewhile
-from operator import itemgetter
 
 from sandlot.chat.literals import Literals
 from sandlot.chat.markers import markup_of
 from sandlot.chat.markup import skip_blanks
 from sandlot.chat.messages import Message, Reply, Tool, ToolCall
-from sandlot.chat.native_ids import answer_with_sampled_ids, as_called, calls_before, with_native_ids
+from sandlot.chat.native_ids import answer_with_sampled_ids, calls_before, with_native_ids
 from sandlot.chat.rendering import Rendering
 from sandlot.chat.replies import ReplyReader
-from sandlot.chat.roles import Traits, conform, untrusted_texts
+from sandlot.chat.roles import Traits, conform
+from sandlot.chat.synthetic import named, pairings, synthetic_turn, unused
 from sandlot.chat.template import ChatTemplate, TemplateError
 from sandlot.chat.tokenizer import ChatTokenizer
 from sandlot.errors import ModelError
@@ -95,7 +94,7 @@ class TemplateFormat:
         """
         if any(m.role in self.forgets_at or m.role in self.declines_at for m in new):
             return None
-        new = _named(conform(new, self.traits, head=False), call_names)
+        new = named(conform(new, self.traits, head=False), call_names)
         if self.traits.native_ids:
             new = answer_with_sampled_ids(new, self.decode(last_output))
         before = calls_before(self.decode(last_output)) if self.numbers_calls else 0
@@ -145,11 +144,11 @@ class TemplateFormat:
         return self._thoughts.sub("", text)
 
     def _turn(self, sentinel: str, calls: tuple[ToolCall, ...]) -> Message:
-        return _turn(sentinel, calls, shows_text=not self.text_after_results)
+        return synthetic_turn(sentinel, calls, shows_text=not self.text_after_results)
 
     def _shows_text_after_results(self) -> bool:
         """Whether the text of a turn with calls is moved behind their results, where no model has written it."""
-        sentinel, result = _unused((), ()), "What came back."
+        sentinel, result = unused((), ()), "What came back."
         turn = Message("assistant", sentinel, tool_calls=(ToolCall("probe", {}, "c0"),))
         try:
             text = self._text([_USER, turn, Message("tool", result, tool_call_id="c0", tool_name="probe"), _USER], ())
@@ -162,7 +161,7 @@ class TemplateFormat:
     ) -> tuple[str, bool]:
         """What a template writes from the close of a turn on, close included, and whether that opens what follows."""
         failed: TemplateError | None = None
-        for calls in _pairings(call_names, new):
+        for calls in pairings(call_names, new):
             try:
                 return self._render_tail(calls, new, tools, before)
             except TemplateError as e:
@@ -173,7 +172,7 @@ class TemplateFormat:
         self, calls: tuple[ToolCall, ...], new: Sequence[Message], tools: Sequence[Tool], before: int
     ) -> tuple[str, bool]:
         close, count, body = self._turn_close(len(calls))
-        sentinel = _unused(new, tools)
+        sentinel = unused(new, tools)
         earlier = tuple(ToolCall("probe", {}, f"before{k}") for k in range(before))
         head = [_USER, Message("assistant", tool_calls=earlier)] if earlier else []
         text = self._text([*head, _USER, self._turn(sentinel, calls), *new], tools)
@@ -205,9 +204,9 @@ class TemplateFormat:
 
     def _pads_values(self) -> bool:
         """Whether values of the XML form stand on lines of their own."""
-        sentinel = _unused((), ())
+        sentinel, call = unused((), ()), ToolCall("probe", {}, "c0")
         try:
-            text = self._text([_USER, _turn(sentinel, (ToolCall("probe", {}, "c0"),))], (), generation_prompt=False)
+            text = self._text([_USER, synthetic_turn(sentinel, (call,))], (), generation_prompt=False)
         except TemplateError:
             return True
         return f">{sentinel}<" not in text
@@ -215,7 +214,7 @@ class TemplateFormat:
     def _find_turn_close(self, n_calls: int) -> tuple[str, int, str]:
         """The control token that closes a turn with this many calls, as alias, its how-manieth after the text, and
         all that follows the text in the turn. No token where the turn only ends."""
-        sentinel = _unused((), ())
+        sentinel = unused((), ())
         calls = tuple(ToolCall("probe", {}, f"c{k}") for k in range(n_calls))
         turn = [_USER, self._turn(sentinel, calls)]
         try:
@@ -265,48 +264,3 @@ def _common(a: str, b: str) -> str:
     """What two rendered texts both begin with, without half of an alias at its end."""
     end = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
     return _HALF_AN_ALIAS.sub("", a[:end])
-
-
-def _turn(sentinel: str, calls: tuple[ToolCall, ...], *, shows_text: bool = True) -> Message:
-    # Some templates leave out the text of a turn with calls: the last call carries the sentinel too.
-    if calls:
-        calls = (*calls[:-1], replace(calls[-1], arguments={"text": sentinel}))
-    return Message("assistant", sentinel if shows_text or not calls else "", tool_calls=calls)
-
-
-def _named(new: Sequence[Message], call_names: Sequence[str]) -> list[Message]:
-    """`new` with a name in each of its leading tool results."""
-    named = list(new)
-    for k, message in enumerate(named):
-        if message.role != "tool":
-            break
-        if not message.tool_name and k < len(call_names):
-            named[k] = replace(message, tool_name=call_names[k])
-    return named
-
-
-def _pairings(call_names: Sequence[str], new: Sequence[Message]) -> list[tuple[ToolCall, ...]]:
-    """Calls for the synthetic turn, the likeliest first: all of the turn's, those that are answered, one, none."""
-    results = list(takewhile(lambda message: message.role == "tool", new))
-    waiting = [ToolCall(m.tool_name or "tool", {}, m.tool_call_id or f"c{k}") for k, m in enumerate(results)]
-    waiting = [call for _, call in sorted(zip(map(as_called, results), waiting, strict=True), key=itemgetter(0))]
-    called: list[ToolCall | None] = []
-    for name in call_names:
-        called.append(next((call for call in waiting if call.name == name), None))
-        if called[-1] is not None:
-            waiting.remove(called[-1])
-    for call in waiting:  # of a name that was not called
-        called.append(call)
-        if None in called:
-            called[called.index(None)] = called.pop()
-    whole = tuple(call or ToolCall(call_names[k], {}, f"open{k}") for k, call in enumerate(called))
-    answered = tuple(call for call in called if call is not None)
-    return [whole, answered, answered[:1], ()]
-
-
-def _unused(new: Sequence[Message], tools: Sequence[Tool]) -> str:
-    texts = untrusted_texts(new, [t.as_function() for t in tools])
-    k = 0
-    while any(f"Turn{k}Ends" in t for t in texts):
-        k += 1
-    return f"Turn{k}Ends"
