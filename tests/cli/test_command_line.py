@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from sandlot.cache import cache_dir
 from sandlot.cli.app import COMMANDS, GROUPS, app, told_of
+from sandlot.cli.common import counted
 from sandlot.cli.doctor import _cache
 from sandlot.config import RunConfig, load_config
 from sandlot.errors import ConfigError, FailureKind
@@ -31,6 +32,12 @@ def sandlot(*argv: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "sandlot.cli", *argv], capture_output=True, text=True, timeout=120, check=False
     )
+
+
+def test_one_thing_is_told_as_one() -> None:
+    told = [counted(count, "episode") for count in (0, 1, 2, 1234)]
+    assert told == ["0 episodes", "1 episode", "2 episodes", "1,234 episodes"]
+    assert [counted(count, "sandbox", "sandboxes") for count in (1, 2)] == ["1 sandbox", "2 sandboxes"]
 
 
 # -- where things are written ----------------------------------------------------------------------------------------

@@ -64,6 +64,11 @@ def chosen_backend(sandbox: str | None, options: list[str] | None) -> SandboxBac
     return make_backend(settings.sandbox, settings.sandbox_options)
 
 
+def counted(count: int, one: str, several: str = "") -> str:
+    """A number of things in words."""
+    return f"{count:,} {one if count == 1 else several or one + 's'}"
+
+
 def print_json(value: Any) -> None:
     """One JSON document on stdout."""
     unicode = (sys.stdout.encoding or "").lower() in ("utf-8", "utf8")

@@ -12,7 +12,7 @@ import typer
 from pydantic import TypeAdapter, ValidationError
 from rich.table import Table
 
-from sandlot.cli.common import JsonFlag, answer, print_json
+from sandlot.cli.common import JsonFlag, answer, counted, print_json
 from sandlot.errors import ConfigError
 from sandlot.terminal import literal
 
@@ -108,10 +108,11 @@ def command(
     if as_json:
         print_json(counts)
         return
-    holding = f": {picked.samples:,} samples with {picked.trained_tokens:,} trained tokens" if picked.samples else ""
-    answer.print(f"{rows:,} rows in {literal(str(target))}{holding}", highlight=False, soft_wrap=True)
+    trained = f"{counted(picked.samples, 'sample')} with {counted(picked.trained_tokens, 'trained token')}"
+    holding = f": {trained}" if picked.samples else ""
+    answer.print(f"{counted(rows, 'row')} in {literal(str(target))}{holding}", highlight=False, soft_wrap=True)
     for why, count in sorted(Counter(picked.left_out.values()).items()):
-        answer.print(f"left out: {count} episodes ({literal(why)})", style="dim")
+        answer.print(f"left out: {counted(count, 'episode')} ({literal(why)})", style="dim")
     if picked.unreadable:
         answer.print(f"[red]left out:[/] {literal(picked.lost)}", highlight=False, soft_wrap=True)
 
@@ -147,7 +148,7 @@ class _Picked:
     def lost(self) -> str:
         """What cannot be read, in words; empty when there is no such episode."""
         for episode_id, why in self.unreadable.items():
-            return f"{len(self.unreadable)} episodes that cannot be read; the first, {episode_id}: {why}"
+            return f"{counted(len(self.unreadable), 'episode')} that cannot be read; the first, {episode_id}: {why}"
         return ""
 
     def sampling_of(self, episode_id: str) -> Mapping[str, Any]:

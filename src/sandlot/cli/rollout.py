@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sandlot.cli.common import JsonFlag, SandboxName, SandboxOptions, answer, console, print_json, sandbox_options
+from sandlot.cli.common import (
+    JsonFlag,
+    SandboxName,
+    SandboxOptions,
+    answer,
+    console,
+    counted,
+    print_json,
+    sandbox_options,
+)
 from sandlot.cli.grading import Countercheck, Credit, Reruns, TestTimeout, Weight, grading_flags
 from sandlot.config import RunConfig, load_config
 from sandlot.errors import FailureKind, SandlotError
@@ -140,7 +149,8 @@ def _show(results: list[EpisodeResult], path: Path, states: Mapping[str, int], s
     counts = ", ".join(f"{count} {state}" for state, count in states.items())
     shown = literal(str(path))
     answer.print(
-        f"{len(results)} episodes in {seconds:.0f} s: {counts}. The run is in [bold]{shown}[/]", soft_wrap=True
+        f"{counted(len(results), 'episode')} in {seconds:.0f} s: {counts}. The run is in [bold]{shown}[/]",
+        soft_wrap=True,
     )
     quoted = shlex.quote(str(path))
     answer.print("next:")

@@ -16,7 +16,16 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from sandlot.cli.common import JsonFlag, SandboxName, SandboxOptions, answer, chosen_backend, console, print_json
+from sandlot.cli.common import (
+    JsonFlag,
+    SandboxName,
+    SandboxOptions,
+    answer,
+    chosen_backend,
+    console,
+    counted,
+    print_json,
+)
 from sandlot.errors import ConfigError
 from sandlot.sandbox import AGENT_USER, Lists, Process, Sandbox, SandboxBackend, SandboxSpec, Terminals
 from sandlot.terminal import literal
@@ -137,7 +146,7 @@ def sweep(sandbox: SandboxName = None, sandbox_option: SandboxOptions = None, as
     if as_json:
         print_json({"removed": removed})
     else:
-        answer.print(f"{removed} sandboxes of dead runs removed")
+        answer.print(f"{counted(removed, 'sandbox', 'sandboxes')} of dead runs removed")
 
 
 async def _closing(backend: Any, call: Any) -> Any:

@@ -11,7 +11,16 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from sandlot.cli.common import JsonFlag, SandboxName, SandboxOptions, answer, print_json, sandbox_options, ticking
+from sandlot.cli.common import (
+    JsonFlag,
+    SandboxName,
+    SandboxOptions,
+    answer,
+    counted,
+    print_json,
+    sandbox_options,
+    ticking,
+)
 from sandlot.cli.grading import Countercheck, Credit, Reruns, TestTimeout, Weight, grading_flags, named, with_grading
 from sandlot.cli.rollout import ConfigFile
 from sandlot.config import load_config
@@ -118,7 +127,7 @@ def convert(
     if as_json:
         print_json({"file": str(out), "tasks": len(tasks)})
     else:
-        answer.print(f"{len(tasks)} tasks written to {literal(str(out))}", highlight=False, soft_wrap=True)
+        answer.print(f"{counted(len(tasks), 'task')} written to {literal(str(out))}", highlight=False, soft_wrap=True)
 
 
 async def _check(tasks: list[Task], backend: SandboxBackend, jobs: int, cheats: bool) -> list[Checked]:

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.tree import Tree
 
 from sandlot.chat.base import ChatFormat
-from sandlot.cli.common import JsonFlag, RunArgument, answer, print_json
+from sandlot.cli.common import JsonFlag, RunArgument, answer, counted, print_json
 from sandlot.cli.texts import exchange_row, show_exchange
 from sandlot.errors import ConfigError, JournalError
 from sandlot.rollout.dialogue import dialogue
@@ -111,7 +111,7 @@ def _turn(turn: Any) -> dict[str, Any]:
 def _token_tree(episode: str, content: JournalContent) -> Tree:
     """Turns under the turn whose tokens they continue."""
     tree = SessionTree(content.turns)
-    root = Tree(f"[bold]{literal(episode)}[/]  {len(content.turns)} turns", guide_style="dim")
+    root = Tree(f"[bold]{literal(episode)}[/]  {counted(len(content.turns), 'turn')}", guide_style="dim")
     nodes: dict[str, Tree] = {}
     for turn in content.turns:
         parent = tree.parent(turn.id)
