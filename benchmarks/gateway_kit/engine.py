@@ -18,7 +18,6 @@ _OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\
 def _answer(ids: list[int], chance: random.Random) -> tuple[bytes, bytes]:
     """A reply in two halves; the number of prompt tokens goes in between."""
     meta = {
-        "id": "bench",
         "finish_reason": {"type": "stop", "matched": ids[-1]},
         "completion_tokens": len(ids),
         "weight_version": "default",

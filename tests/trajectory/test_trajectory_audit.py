@@ -639,7 +639,7 @@ def raw_logprobs_of_a_truncated_distribution(c: Case) -> None:
 
 @corruption("turn_mode")
 def logprobs_of_who_knows_what(c: Case) -> None:
-    c.turn(4, logprobs_mode="unknown")
+    c.turn(4, logprobs_mode="logits")
 
 
 @corruption("stretch")
@@ -762,6 +762,15 @@ def _content(**sealed: Any) -> JournalContent:
 
 def _samples(**changes: Any) -> list[Sample]:
     return [replace(s, **changes) for s in linearize(good_session(), episode_id="e", group_id="g", reward=0.5)]
+
+
+@pytest.mark.parametrize("mode", ["processed", "raw", "unknown"])
+def test_every_mode_that_a_probe_finds_can_be_trained(mode: str) -> None:
+    """`unknown` is that of an engine which scores nothing, or was sure of all its tokens."""
+    case = Case()
+    for index in range(len(case.turns)):
+        case.turn(index, logprobs_mode=mode)
+    assert audit(case.turns, case.samples).ok
 
 
 def test_a_journal_proves_its_own_samples_only() -> None:

@@ -119,7 +119,7 @@ class Session:
         if turn.finish_reason not in ("stop", "length"):
             found.append(("turn_finish", None, f"finish reason {turn.finish_reason!r} is not a finished turn"))
         found += _logprob_problems(turn.logprobs, count)
-        if turn.logprobs_mode not in ("processed", "raw"):
+        if turn.logprobs_mode not in ("processed", "raw", "unknown"):  # by a probe that could not tell
             found.append(
                 ("turn_mode", None, f"logprobs of the mode {turn.logprobs_mode!r} are of no known distribution")
             )
