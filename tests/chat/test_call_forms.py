@@ -30,6 +30,7 @@ from support.call_forms import (
     tool,
     xtml,
 )
+from support.profiles import few
 
 every = pytest.mark.parametrize("writer", WRITERS.values(), ids=WRITERS)
 
@@ -367,6 +368,7 @@ PIECES = sorted(
 
 
 @every
+@few
 @given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join), st.booleans(), st.booleans())
 def test_any_text_is_read(writer: Writer, text: str, cut: bool, is_open: bool) -> None:
     """No text raises, and nothing of it is in both the text and a call that is sent."""

@@ -16,6 +16,7 @@ from sandlot.chat.markup import Markup
 from sandlot.chat.messages import Reply, Tool
 from sandlot.chat.parse import parse_reply
 from support.chat_templates import SHAPES, write_chat_dir
+from support.profiles import few
 
 
 def tool(name: str, **properties: object) -> Tool:
@@ -445,6 +446,7 @@ MARKUP = [
 PIECES = [*MARKUP, "<think>", "</think>", "\n", " ", '{"name": "LS", "arguments": ', "{}", "}", '"', "x", "é\U0001f600"]
 
 
+@few
 @given(st.lists(st.sampled_from(PIECES), max_size=25), st.booleans(), st.booleans())
 @example(["<tool_call>", "<tool_call>"], True, False)
 def test_nothing_that_is_written_raises_or_is_invented(parts: list[str], thought_open: bool, cut: bool) -> None:

@@ -22,6 +22,7 @@ from sandlot.engine.vllm import VllmEngine
 from sandlot.errors import ConfigError, EngineError
 from sandlot.rollout import policy
 from sandlot.rollout.policy import engine_at, policy_of
+from support.profiles import few
 from support.sampling_model import Model
 from support.sglang_server import sglang
 from support.toy_model import make_toy_model
@@ -86,6 +87,7 @@ async def where(engine: ReplicatedEngine, sessions: Sequence[str]) -> dict[str, 
     return {s: g.output_ids[0] for s, g in zip(sessions, await asyncio.gather(*calls), strict=True)}
 
 
+@few
 @given(session=st.text(max_size=20), lost=st.sampled_from(NAMES))
 def test_without_one_name_the_order_of_the_others_is_the_same(session: str, lost: str) -> None:
     order = placed(session, NAMES)

@@ -17,6 +17,7 @@ from sandlot.errors import EngineError
 from sandlot.gateway import GatewayLimits, SessionLimits
 from sandlot.gateway.clock import Clock, OutOfTimeError
 from support.passing import passes
+from support.profiles import few
 from support.rig import MakeRig, Rig, ask
 
 LIMIT = 1000.0
@@ -176,6 +177,7 @@ STEPS = st.lists(
 )
 
 
+@few
 @given(STEPS)
 def test_every_second_is_counted_once(steps: list[tuple[str, int, int]]) -> None:
     """Against a list of seconds, each marked where the clock stands; `went` is when it last went on."""

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandlot.train.advantage import EPSILON, advantages, max_at_k
+from support.profiles import few
 
 rewards_lists = st.lists(st.sampled_from((0.0, 0.25, 0.5, 1.0, 1 / 3)), min_size=1, max_size=7)
 
@@ -25,6 +26,7 @@ def test_by_hand() -> None:
     assert advantages(group, "none")["g"] == [1.0, 0.0, 0.0, 1.0]
 
 
+@few
 @given(
     rewards_lists, st.sampled_from(("grpo", "grpo_nostd", "rloo", "max_at_k", "reinforce_pp", "reinforce_pp_baseline"))
 )
@@ -48,12 +50,14 @@ def test_the_order_of_episodes_and_groups_changes_no_bit(name: str) -> None:
         assert {n: values[::-1] for n, values in back.items()} == there
 
 
+@few
 @given(rewards_lists)
 def test_rloo_is_reward_minus_the_mean_of_the_others(rewards: list[float]) -> None:
     want = [r - np.mean(rewards[:i] + rewards[i + 1 :]) if len(rewards) > 1 else 0.0 for i, r in enumerate(rewards)]
     assert advantages({"g": rewards}, "rloo")["g"] == pytest.approx(want)
 
 
+@few
 @given(rewards_lists, st.integers(2, 5))
 def test_max_at_k_is_the_mean_marginal_gain_over_all_subsets(rewards: list[float], k: int) -> None:
     k = min(k, len(rewards))
@@ -66,6 +70,7 @@ def test_max_at_k_is_the_mean_marginal_gain_over_all_subsets(rewards: list[float
         assert value == pytest.approx(np.mean(gains))
 
 
+@few
 @given(st.dictionaries(st.sampled_from("abcd"), rewards_lists, min_size=1))
 def test_batch_wide_estimators_whiten_over_episodes(groups: dict[str, list[float]]) -> None:
     joined = [r for rewards in groups.values() for r in rewards]
