@@ -46,7 +46,7 @@ class GeminiCli:
 
     name = "gemini-cli"
     protocols = ("google",)
-    prompt_tokens = 12_500
+    prompt_tokens = 12_000
 
     def __init__(
         self, *, as_model: str = _AS_MODEL, compaction: bool = False, progress: Progress | None = None
